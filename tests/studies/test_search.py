@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
-from tfpfl.runs.config import RunConfig
+from tfpfl.runs.callbacks import Callback
+from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.studies import search
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
@@ -68,6 +69,37 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     assert [rung[0].rounds for rung in more] == [2, 4, 8]
     for candidate in more[0]:  # two of them had gone on to 4 rounds before
         assert candidate.accuracy == Record.read(candidate.folder).result_by(2, VALIDATION).accuracy
+
+
+@pytest.mark.slow
+def test_a_search_with_fewer_rounds_compares_all_settings_over_the_same_rounds(config, tmp_path, short_end):
+    """A run evaluates its own last rounds, here two; one that was begun for more lacks those of a short search."""
+    config = replace(config, algorithm="local", hyperparameters={"steps": 1})
+
+    def searched(rounds, etas, out, callbacks=()):
+        settings, its = search.grid({"eta": etas}), replace(config, rounds=rounds)
+        (found,) = search.search_hyperparameters(its, settings, tmp_path / out, callbacks=lambda label: callbacks)
+        return found
+
+    longer = searched(4, [0.1], "out")
+    shorter, fresh = searched(3, [0.1, 0.3], "out"), searched(3, [0.1, 0.3], "fresh")
+    assert [c._replace(folder=None) for c in shorter] == [c._replace(folder=None) for c in fresh]
+    for found in shorter:
+        assert Record.read(found.folder).until(3).result(VALIDATION).rounds == [2, 3]
+    assert searched(4, [0.1], "out") == longer and longer[0].folder not in [c.folder for c in shorter]
+    with pytest.raises(KeyboardInterrupt):
+        searched(4, [0.2], "out", [runs.Interrupt(1)])  # without an evaluation
+    assert searched(1, [0.2], "out")[0].score == searched(1, [0.2], "fresh")[0].score
+
+
+def test_a_setting_that_a_callback_stopped_is_not_called_diverged(config, tmp_path, short_end):
+    class Stop(Callback):
+        def round(self, training, row):
+            training.stop_reason = "enough"
+
+    config = replace(config, algorithm="local", hyperparameters={"steps": 1})
+    with pytest.raises(RunError, match="has no score after 4 rounds: .* and of these it evaluated none"):
+        search.search_hyperparameters(config, [{"eta": 0.1}], tmp_path / "out", callbacks=lambda label: [Stop()])
 
 
 @pytest.mark.slow

@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from helpers import small_runs as runs
-from helpers.made_records import made
+from helpers.made_records import made, stored
 from helpers.processes import alive, children_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
-from tfpfl.runs.config import RunConfig
+from tfpfl.runs.config import RunConfig, entries
 from tfpfl.runs.protocols import EV_ALL
 from tfpfl.studies import comparison
 from tfpfl.studies.study import worker
@@ -146,6 +146,20 @@ def test_names_of_folders_follow_what_decides_the_numbers():
     assert not set(folders()) & set(folders(run={"participation": 0.7}))
     longer = folders(run={"rounds": 9})
     assert longer[:4] == folders()[:4] and not set(longer[4:]) & set(folders()[4:])  # as halving continues runs
+
+
+def test_a_shorter_search_leaves_runs_alone_that_lack_the_rounds_that_it_compares(tmp_path):
+    def first_folders(rounds):
+        return [job.folder for job in next(plan_of(rounds))]
+
+    def plan_of(rounds):
+        return plans(study({"rounds": rounds}), tmp_path)[0]
+
+    longer, other, *_ = first_folders(12)
+    stored(record := made("local", rounds=12), longer)  # all rounds but the first are evaluated
+    (longer / "config.json").write_text(json.dumps(entries(record.config)))
+    assert first_folders(12)[0] == first_folders(15)[0] == first_folders(11)[0] == longer
+    assert first_folders(10)[:2] == [longer.with_name(f"{longer.name}-r10"), other]
 
 
 METHODS = {

@@ -19,7 +19,7 @@ from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import kind_of
-from tfpfl.studies.search import at_the_edge, rungs, written
+from tfpfl.studies.search import at_the_edge, run_folder, rungs, written
 from tfpfl.studies.study.file import DataSet, MethodEntry, Study
 
 Plan = Generator[list["Job"], list["Outcome"], "Cell"]
@@ -150,7 +150,8 @@ class _Jobs:
         config = self.study.config(self.data, self.method, setting, seed, rounds)
         # The last ten rounds are evaluated in any case: too few for `patience`, and settings get equal rounds.
         config = replace(config, evaluate_every=0, patience=None)
-        folder = self.out / "search" / self.data.name / self.method.name / f"{self._hash(config)}-s{seed}"
+        base = self.out / "search" / self.data.name / self.method.name / f"{self._hash(config)}-s{seed}"
+        folder = run_folder(base, rounds)  # an earlier, longer search may not have evaluated these rounds
         return Job(f"{self._name}, {written(setting)}, seed {seed}, {rounds} rounds", config, folder, False)
 
     def final(self, setting: dict, seed: int) -> Job:
