@@ -162,6 +162,19 @@ def test_one_that_diverges_is_last_and_goes_no_further(config, tmp_path):
     assert found[-1][0].hyperparameters == {"rho": 0.001}
 
 
+def test_one_that_diverges_in_a_later_stage_makes_room_for_the_next_best():
+    def tried(eta, rounds, score):
+        return search.Candidate({"eta": eta}, rounds, score, None)
+
+    first = [tried(3, 1, 0.9), tried(2, 1, 0.8), tried(1, 1, 0.7), tried(4, 1, math.nan)]
+    second = [tried(2, 2, 0.6), tried(3, 2, math.nan)]
+    assert search.ranked([first, second]) == [second[0], first[2]]
+    assert search.ranked([first, second, [tried(2, 4, math.nan)]]) == [first[2]]
+    assert search.ranked([first]) == first[:3] and search.ranked([first[3:]]) == []
+    told = search.about_the_diverged((c.hyperparameters, c.rounds, c.score) for c in first + second)
+    assert told == ["eta=3 was among the best with fewer rounds, but diverged with 2"]
+
+
 def test_searches_that_cannot_be(config, tmp_path):
     with pytest.raises(ValueError, match="nothing to search"):
         search.search_hyperparameters(config, [], tmp_path / "out")

@@ -133,6 +133,36 @@ def test_halving_continues_the_runs_of_the_better_half():
     assert [t.rounds for t in cell.tried] == [2] * 4 + [4] * 2 + [8] and cell.best.rounds == 8
 
 
+def test_if_the_finalist_of_halving_diverges_the_next_best_takes_its_place():
+    """eta = 0.1 and 0.01 reach the second stage, and 0.1 the last one."""
+    of = study({"halving": 2, "rounds": 8}, run={"rounds": 30})
+
+    def outcome(diverged, final=()):
+        def state(job):
+            eta = job.config.hyperparameters["eta"]
+            bad = eta in final if job.final else (eta, job.config.rounds) in diverged
+            return "diverged" if bad else "done"
+
+        return state
+
+    cell, (*_, seeds) = drive(plans(of)[0], outcome({(0.1, 8)}))
+    assert cell.winner == {"eta": 0.01} and cell.best.rounds == 4
+    assert [(j.config.hyperparameters["eta"], j.config.rounds) for j in seeds] == [(0.01, 30)] * 2
+    said = StudyResults(of, Path("out"), [cell]).said(cell)
+    assert said[0].startswith("d, Local: eta=0.01 is the best of 4 settings on validation examples, ")
+    assert said[1] == "d, Local: eta=0.1 was among the best with fewer rounds, but diverged with 8"
+    cell, _ = drive(plans(of)[0], outcome({(0.1, 8), (0.01, 4)}))
+    assert cell.winner == {"eta": 1.0}  # as far from 0.1 as 0.01, which was tried before
+    cell, _ = drive(plans(of)[0], outcome({(0.1, 4), (0.01, 4)}))  # nothing is left for the last stage
+    assert cell.winner == {"eta": 1.0} and max(t.rounds for t in cell.tried) == 4
+    cell, _ = drive(plans(of)[0], outcome({}, final={0.1, 0.01}))
+    assert cell.winner == {"eta": 1.0} and cell.passed_over == [{"eta": 0.1}, {"eta": 0.01}]
+    cell, asked = drive(plans(of)[0], outcome({(eta, 2) for eta in ETAS}))
+    assert cell.winner is None and len(asked) == 1
+    said = StudyResults(of, Path("out"), [cell]).said(cell)
+    assert said == ["d, Local: every setting diverged. Try smaller learning rates"]
+
+
 def test_a_failed_run_of_the_search_leaves_the_choice_open():
     cell, asked = drive(plans(study())[0], lambda job: "failed" if job.config.hyperparameters["eta"] == 1 else "done")
     assert cell.winner is None and len(asked) == 1 and len(cell.failures) == 1 and len(cell.tried) == 3

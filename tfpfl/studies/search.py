@@ -161,7 +161,8 @@ def search_hyperparameters(
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
     Returns:
-        The candidates of each stage, the best first. One that diverged is last and is not trained further.
+        The candidates of each stage, the best first. One that diverged is last and is not trained further. If all of a
+        stage diverged, it is the last one: `ranked` gives all settings in one order.
 
     Raises:
         InvalidArgument: no setting, a setting twice, one that does not fit the method or the data, or a federation
@@ -205,6 +206,37 @@ def search_hyperparameters(
         if not left:
             break
     return found
+
+
+def ranked(stages: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    """All settings, each with its last stage: those of the last stage first, the best of a stage first.
+
+    Args:
+        stages: from `search_hyperparameters`.
+
+    Returns:
+        The candidates that did not diverge in their last stage; [] if every setting diverged.
+    """
+    found: dict[str, Candidate] = {}
+    for stage in reversed(stages):
+        for candidate in stage:
+            found.setdefault(_name(candidate.hyperparameters), candidate)
+    return [candidate for candidate in found.values() if not math.isnan(candidate.score)]
+
+
+def about_the_diverged(tried: Iterable[tuple[Mapping[str, Any], int, float]]) -> list[str]:
+    """A sentence for each setting that was kept by halving, and then diverged.
+
+    Args:
+        tried: (setting, rounds, score) of all stages.
+    """
+    tried = list(tried)
+    first = min((rounds for _, rounds, _ in tried), default=0)
+    return [
+        f"{written(setting)} was among the best with fewer rounds, but diverged with {rounds}"
+        for setting, rounds, score in tried
+        if math.isnan(score) and rounds > first
+    ]
 
 
 def written(setting: Mapping[str, Any]) -> str:

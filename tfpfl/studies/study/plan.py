@@ -193,7 +193,7 @@ def number_of_runs(study: Study, method: MethodEntry, rounds: int) -> int:
 
 
 def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], list[dict]]:
-    """Tries all settings, with halving in several stages; returns those of the last stage, the best first."""
+    """Tries all settings, with halving in several stages; returns them, the best of the last stage first."""
     left = made.study.settings(cell.method)
     for n, rounds in rungs(len(left), made.rounds, made.study.search.halving):
         of_setting = [made.of_search(setting, rounds) for setting in left[:n]]
@@ -203,7 +203,9 @@ def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list
         if None in stage:
             return []
         left = _ranked([t for t in stage if t is not None], cell.score)
-    return left
+        if not left:
+            break
+    return _ranked(cell.tried, cell.score)
 
 
 def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], list[dict]]:
@@ -282,9 +284,16 @@ def _tried(
 
 
 def _ranked(tried: list[Tried], named: ScoreName) -> list[dict]:
-    """The settings, the best first; of equal ones the first that was tried. Those that diverged are left out."""
-    good, sign = [t for t in tried if not math.isnan(t.score)], 1 if named.larger_is_better else -1
-    return [t.setting for t in sorted(good, key=lambda t: -sign * t.score)]
+    """The settings, those with most rounds first, and of equal rounds the best; of equal ones the first that was tried.
+
+    A setting counts with its last stage. Those that diverged in it are left out.
+    """
+    sign = 1 if named.larger_is_better else -1
+    found: list[Tried] = []
+    for one in sorted(tried, key=lambda t: (-t.rounds, math.isnan(t.score), -sign * t.score)):
+        if all(one.setting != other.setting for other in found):
+            found.append(one)
+    return [t.setting for t in found if not math.isnan(t.score)]
 
 
 def _of_diverged(cell: Cell) -> float:

@@ -18,7 +18,7 @@ from tfpfl.studies.comparison import BASELINES, rows
 from tfpfl.studies.paper_tables import SCORE, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import told_classes, told_seen
-from tfpfl.studies.search import VALIDATION, about_the_edge, written
+from tfpfl.studies.search import VALIDATION, about_the_diverged, about_the_edge, written
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
 
@@ -193,6 +193,8 @@ class StudyResults:
                 f"{name}: {written(best.setting)} is the best of {count} settings on validation examples, "
                 f"{told_score(cell.score, best.score)}"
             )
+            stages = ((t.setting, t.rounds, t.score) for t in cell.tried)
+            said += [f"{name}: {sentence}" for sentence in about_the_diverged(stages)]
             for setting in cell.passed_over:
                 said.append(f"{name}: {written(setting)} was better in the search, but diverged with all rounds")
             tried = [t.setting for t in cell.tried]
