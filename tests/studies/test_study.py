@@ -163,6 +163,17 @@ def test_if_the_finalist_of_halving_diverges_the_next_best_takes_its_place():
     assert said == ["d, Local: every setting diverged. Try smaller learning rates"]
 
 
+@pytest.mark.parametrize("etas, rounds", [([0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2], 2), (ETAS, 1)])
+def test_every_setting_is_counted_once(etas, rounds):
+    """Halving has several stages of one round here."""
+    cell, _ = drive(plans(study({"halving": 2, "rounds": rounds}, {"local": {"search": {"eta": etas}}}))[0])
+    assert sum(tried.rounds == 1 for tried in cell.tried) > len(etas)
+    results = StudyResults(study(), Path("out"), [cell])
+    assert f"is the best of {len(etas)} settings on" in results.said(cell)[0]
+    cell.tried.append(cell.tried[0])  # as Optuna may
+    assert f"is the best of {len(etas)} settings on" in results.said(cell)[0]
+
+
 def test_a_failed_run_of_the_search_leaves_the_choice_open():
     cell, asked = drive(plans(study())[0], lambda job: "failed" if job.config.hyperparameters["eta"] == 1 else "done")
     assert cell.winner is None and len(asked) == 1 and len(cell.failures) == 1 and len(cell.tried) == 3

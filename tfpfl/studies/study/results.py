@@ -248,8 +248,8 @@ def _sides(record: Record, protocol: Protocol) -> dict[str, float | None]:
 
 
 def _number_tried(cell: Cell) -> int:
-    """The number of settings in the first stage of the search."""
-    return sum(tried.rounds == cell.tried[0].rounds for tried in cell.tried)
+    """The number of different settings: halving tries one in several stages, and Optuna may propose it again."""
+    return len({json.dumps(tried.setting, sort_keys=True) for tried in cell.tried})
 
 
 def _write_parquet(path: Path, table: list[dict[str, Any]]) -> None:
