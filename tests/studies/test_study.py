@@ -386,6 +386,28 @@ def test_baselines_with_other_entries_have_their_own_rows(tmp_path):
     assert len({row["accuracy"] for row in rows}) == 3
 
 
+def test_the_caption_says_if_methods_ran_under_different_conditions(tmp_path):
+    """Two entries of one method, which differ on one data set or on both."""
+
+    def caption(*shares):
+        of = study({}, {name: {"algorithm": "pflego"} for name in ("all", "few")}, seeds=[0],
+                   data={name: {"clients": 5} for name in ("d", "e")})  # fmt: skip
+        cells, records = [], {}
+        for data, share in zip(of.data, shares, strict=True):
+            for method, participation in zip(of.methods, (1.0, share), strict=True):
+                folder = tmp_path / data.name / method.name
+                records[folder] = made("pflego", participation=participation)
+                cells.append(Cell(data, method, winner={}, folders={0: folder}))
+        results = StudyResults(of, tmp_path, cells)
+        results.__dict__["records"] = records
+        return results.table().caption
+
+    told = "The methods were run under different conditions: participation 1.0 (all), 0.2 (few)."
+    assert f" e: {told}" in caption(1.0, 0.2) and caption(1.0, 0.2).count("conditions") == 1
+    assert told in caption(0.2, 0.2) and ": The methods" not in caption(0.2, 0.2)
+    assert "different conditions" not in caption(1.0, 1.0)
+
+
 def test_tables_show_those_that_were_seen_and_the_others(tmp_path):
     first = dict.fromkeys(range(5), 1)
     results = results_of(
