@@ -2,16 +2,18 @@
 
 import csv
 import json
+import math
 import re
 import shlex
 
 import pytest
 from click.testing import CliRunner
 
+from helpers.made_records import made
 from tfpfl.cli import main
 from tfpfl.studies.papers import EXPERIMENTS
 from tfpfl.studies.records import Record
-from tfpfl.studies.search import VALIDATION
+from tfpfl.studies.search import VALIDATION, Candidate
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 SMALL = ["--dataset", "digits", "--clients", "5", "--participation", "0.4", "--rounds", "3"]
@@ -140,6 +142,21 @@ def test_sweep_says_what_is_at_the_edge_and_the_command_of_the_best(tmp_path):
     (again,) = (tmp_path / "runs").iterdir()
     assert Record.read(again).result(VALIDATION) == Record.read(out / again.name).result(VALIDATION)
     assert Record.read(again).config.hyperparameters["eta"] == 0.1
+
+
+def test_sweep_takes_the_next_best_if_the_finalist_diverged(tmp_path, monkeypatch):
+    """Of made candidates; only if every setting diverged, the command says so."""
+    record = made("local")
+    good, bad = (Candidate({"eta": eta}, 1, score, tmp_path / "run") for eta, score in ((0.1, 0.5), (0.3, 0.9)))
+    found = [[bad, good], [bad._replace(rounds=3, score=math.nan)]]
+    monkeypatch.setattr("tfpfl.studies.search.search_hyperparameters", lambda *given, **named: found)
+    monkeypatch.setattr("tfpfl.studies.records.Record.read", lambda folder: record)
+    args = ["sweep", "--algorithm", "local", "--grid", "eta=0.1,0.3", *SMALL, "--out", tmp_path / "out"]
+    said = call(*args)
+    assert "\neta=0.3 was among the best with fewer rounds, but diverged with 3\n" in said and "Every" not in said
+    assert "--rounds 3" in said.partition("The best setting again:")[2]
+    found[0][1] = good._replace(score=math.nan)
+    assert "Every setting diverged: try smaller learning rates." in call(*args)
 
 
 @pytest.mark.parametrize(

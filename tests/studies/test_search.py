@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
-from tfpfl.runs.config import RunConfig
+from tfpfl.runs.callbacks import Callback
+from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.studies import search
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
@@ -71,6 +72,37 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
 
 
 @pytest.mark.slow
+def test_a_search_with_fewer_rounds_compares_all_settings_over_the_same_rounds(config, tmp_path, short_end):
+    """A run evaluates its own last rounds, here two; one that was begun for more lacks those of a short search."""
+    config = replace(config, algorithm="local", hyperparameters={"steps": 1})
+
+    def searched(rounds, etas, out, callbacks=()):
+        settings, its = search.grid({"eta": etas}), replace(config, rounds=rounds)
+        (found,) = search.search_hyperparameters(its, settings, tmp_path / out, callbacks=lambda label: callbacks)
+        return found
+
+    longer = searched(4, [0.1], "out")
+    shorter, fresh = searched(3, [0.1, 0.3], "out"), searched(3, [0.1, 0.3], "fresh")
+    assert [c._replace(folder=None) for c in shorter] == [c._replace(folder=None) for c in fresh]
+    for found in shorter:
+        assert Record.read(found.folder).until(3).result(VALIDATION).rounds == [2, 3]
+    assert searched(4, [0.1], "out") == longer and longer[0].folder not in [c.folder for c in shorter]
+    with pytest.raises(KeyboardInterrupt):
+        searched(4, [0.2], "out", [runs.Interrupt(1)])  # without an evaluation
+    assert searched(1, [0.2], "out")[0].score == searched(1, [0.2], "fresh")[0].score
+
+
+def test_a_setting_that_a_callback_stopped_is_not_called_diverged(config, tmp_path, short_end):
+    class Stop(Callback):
+        def round(self, training, row):
+            training.stop_reason = "enough"
+
+    config = replace(config, algorithm="local", hyperparameters={"steps": 1})
+    with pytest.raises(RunError, match="has no score after 4 rounds: .* and of these it evaluated none"):
+        search.search_hyperparameters(config, [{"eta": 0.1}], tmp_path / "out", callbacks=lambda label: [Stop()])
+
+
+@pytest.mark.slow
 def test_a_schedule_ends_with_the_last_stage_and_patience_is_for_other_runs(config, tmp_path):
     config = replace(config, schedule="cosine", patience=1)
     found = search.search_hyperparameters(config, search.grid({"beta": [0.05, 0.02]}), tmp_path / "out", factor=2)
@@ -128,6 +160,19 @@ def test_one_that_diverges_is_last_and_goes_no_further(config, tmp_path):
     found = search.search_hyperparameters(config, [{"rho": 1e30}, {"rho": 0.001}], tmp_path / "out", factor=2)
     assert math.isnan(found[0][1].accuracy) and found[0][1].hyperparameters == {"rho": 1e30}
     assert found[-1][0].hyperparameters == {"rho": 0.001}
+
+
+def test_one_that_diverges_in_a_later_stage_makes_room_for_the_next_best():
+    def tried(eta, rounds, score):
+        return search.Candidate({"eta": eta}, rounds, score, None)
+
+    first = [tried(3, 1, 0.9), tried(2, 1, 0.8), tried(1, 1, 0.7), tried(4, 1, math.nan)]
+    second = [tried(2, 2, 0.6), tried(3, 2, math.nan)]
+    assert search.ranked([first, second]) == [second[0], first[2]]
+    assert search.ranked([first, second, [tried(2, 4, math.nan)]]) == [first[2]]
+    assert search.ranked([first]) == first[:3] and search.ranked([first[3:]]) == []
+    told = search.about_the_diverged((c.hyperparameters, c.rounds, c.score) for c in first + second)
+    assert told == ["eta=3 was among the best with fewer rounds, but diverged with 2"]
 
 
 def test_searches_that_cannot_be(config, tmp_path):

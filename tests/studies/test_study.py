@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from helpers import small_runs as runs
-from helpers.made_records import made
+from helpers.made_records import made, stored
 from helpers.processes import alive, children_of
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
-from tfpfl.runs.config import RunConfig
+from tfpfl.runs.config import RunConfig, entries
 from tfpfl.runs.protocols import EV_ALL
 from tfpfl.studies import comparison
 from tfpfl.studies.study import worker
@@ -133,6 +133,47 @@ def test_halving_continues_the_runs_of_the_better_half():
     assert [t.rounds for t in cell.tried] == [2] * 4 + [4] * 2 + [8] and cell.best.rounds == 8
 
 
+def test_if_the_finalist_of_halving_diverges_the_next_best_takes_its_place():
+    """eta = 0.1 and 0.01 reach the second stage, and 0.1 the last one."""
+    of = study({"halving": 2, "rounds": 8}, run={"rounds": 30})
+
+    def outcome(diverged, final=()):
+        def state(job):
+            eta = job.config.hyperparameters["eta"]
+            bad = eta in final if job.final else (eta, job.config.rounds) in diverged
+            return "diverged" if bad else "done"
+
+        return state
+
+    cell, (*_, seeds) = drive(plans(of)[0], outcome({(0.1, 8)}))
+    assert cell.winner == {"eta": 0.01} and cell.best.rounds == 4
+    assert [(j.config.hyperparameters["eta"], j.config.rounds) for j in seeds] == [(0.01, 30)] * 2
+    said = StudyResults(of, Path("out"), [cell]).said(cell)
+    assert said[0].startswith("d, Local: eta=0.01 is the best of 4 settings on validation examples, ")
+    assert said[1] == "d, Local: eta=0.1 was among the best with fewer rounds, but diverged with 8"
+    cell, _ = drive(plans(of)[0], outcome({(0.1, 8), (0.01, 4)}))
+    assert cell.winner == {"eta": 1.0}  # as far from 0.1 as 0.01, which was tried before
+    cell, _ = drive(plans(of)[0], outcome({(0.1, 4), (0.01, 4)}))  # nothing is left for the last stage
+    assert cell.winner == {"eta": 1.0} and max(t.rounds for t in cell.tried) == 4
+    cell, _ = drive(plans(of)[0], outcome({}, final={0.1, 0.01}))
+    assert cell.winner == {"eta": 1.0} and cell.passed_over == [{"eta": 0.1}, {"eta": 0.01}]
+    cell, asked = drive(plans(of)[0], outcome({(eta, 2) for eta in ETAS}))
+    assert cell.winner is None and len(asked) == 1
+    said = StudyResults(of, Path("out"), [cell]).said(cell)
+    assert said == ["d, Local: every setting diverged. Try smaller learning rates"]
+
+
+@pytest.mark.parametrize("etas, rounds", [([0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2], 2), (ETAS, 1)])
+def test_every_setting_is_counted_once(etas, rounds):
+    """Halving has several stages of one round here."""
+    cell, _ = drive(plans(study({"halving": 2, "rounds": rounds}, {"local": {"search": {"eta": etas}}}))[0])
+    assert sum(tried.rounds == 1 for tried in cell.tried) > len(etas)
+    results = StudyResults(study(), Path("out"), [cell])
+    assert f"is the best of {len(etas)} settings on" in results.said(cell)[0]
+    cell.tried.append(cell.tried[0])  # as Optuna may
+    assert f"is the best of {len(etas)} settings on" in results.said(cell)[0]
+
+
 def test_a_failed_run_of_the_search_leaves_the_choice_open():
     cell, asked = drive(plans(study())[0], lambda job: "failed" if job.config.hyperparameters["eta"] == 1 else "done")
     assert cell.winner is None and len(asked) == 1 and len(cell.failures) == 1 and len(cell.tried) == 3
@@ -146,6 +187,20 @@ def test_names_of_folders_follow_what_decides_the_numbers():
     assert not set(folders()) & set(folders(run={"participation": 0.7}))
     longer = folders(run={"rounds": 9})
     assert longer[:4] == folders()[:4] and not set(longer[4:]) & set(folders()[4:])  # as halving continues runs
+
+
+def test_a_shorter_search_leaves_runs_alone_that_lack_the_rounds_that_it_compares(tmp_path):
+    def first_folders(rounds):
+        return [job.folder for job in next(plan_of(rounds))]
+
+    def plan_of(rounds):
+        return plans(study({"rounds": rounds}), tmp_path)[0]
+
+    longer, other, *_ = first_folders(12)
+    stored(record := made("local", rounds=12), longer)  # all rounds but the first are evaluated
+    (longer / "config.json").write_text(json.dumps(entries(record.config)))
+    assert first_folders(12)[0] == first_folders(15)[0] == first_folders(11)[0] == longer
+    assert first_folders(10)[:2] == [longer.with_name(f"{longer.name}-r10"), other]
 
 
 METHODS = {
@@ -329,6 +384,28 @@ def test_baselines_with_other_entries_have_their_own_rows(tmp_path):
     assert [row["seeds"] for row in rows] == [1, 1, 1]
     assert [row["accuracy"] for row in rows] == [100 * r.result().accuracy for r in results.records.values()]
     assert len({row["accuracy"] for row in rows}) == 3
+
+
+def test_the_caption_says_if_methods_ran_under_different_conditions(tmp_path):
+    """Two entries of one method, which differ on one data set or on both."""
+
+    def caption(*shares):
+        of = study({}, {name: {"algorithm": "pflego"} for name in ("all", "few")}, seeds=[0],
+                   data={name: {"clients": 5} for name in ("d", "e")})  # fmt: skip
+        cells, records = [], {}
+        for data, share in zip(of.data, shares, strict=True):
+            for method, participation in zip(of.methods, (1.0, share), strict=True):
+                folder = tmp_path / data.name / method.name
+                records[folder] = made("pflego", participation=participation)
+                cells.append(Cell(data, method, winner={}, folders={0: folder}))
+        results = StudyResults(of, tmp_path, cells)
+        results.__dict__["records"] = records
+        return results.table().caption
+
+    told = "The methods were run under different conditions: participation 1.0 (all), 0.2 (few)."
+    assert f" e: {told}" in caption(1.0, 0.2) and caption(1.0, 0.2).count("conditions") == 1
+    assert told in caption(0.2, 0.2) and ": The methods" not in caption(0.2, 0.2)
+    assert "different conditions" not in caption(1.0, 1.0)
 
 
 def test_tables_show_those_that_were_seen_and_the_others(tmp_path):

@@ -265,13 +265,17 @@ def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code
             allow_download=allow_download,
         )
     console.print(rungs(found, config))
-    best = found[-1][0]
-    if best.score != best.score:
+    good = searching.ranked(found)
+    if not good:
         click.echo("Every setting diverged: try smaller learning rates.")
         return
-    for sentence in searching.about_the_edge(best.hyperparameters, [c.hyperparameters for c in found[0]]):
+    best = good[0]
+    diverged = searching.about_the_diverged((c.hyperparameters, c.rounds, c.score) for stage in found for c in stage)
+    tried = [c.hyperparameters for c in found[0]]
+    for sentence in [*diverged, *searching.about_the_edge(best.hyperparameters, tried)]:
         click.echo(one_line(sentence))
-    winner = replace(Record.read(best.folder).config, evaluate_every=config.evaluate_every)
+    # A search with more rounds may have continued the run, and the best of an earlier stage has fewer.
+    winner = replace(Record.read(best.folder).config, evaluate_every=config.evaluate_every, rounds=config.rounds)
     click.echo(f"The best setting again:\n  {command(winner, best.folder, out=Path('runs') / best.folder.name)}")
 
 

@@ -220,9 +220,9 @@ _CONDITIONS = (  # what is the same for all methods of a fair comparison; `by_se
 )
 
 
-def told_conditions(records: Sequence[Record]) -> str:
-    """A sentence on what differs between the methods besides themselves, such as participation; '' if nothing does."""
-    found, methods = [], _methods(records)
+def told_conditions(records: Sequence[Record], titles: Sequence[str] = ()) -> str:
+    """What differs between methods besides themselves, as a sentence, or ''. `titles`: of each run's method."""
+    found, methods = [], titles or _methods(records)
     for name in ("rounds", *_CONDITIONS):
         of_methods: dict[str, set] = {}
         values: dict[str, list[str]] = {}
@@ -232,7 +232,7 @@ def told_conditions(records: Sequence[Record]) -> str:
             if title not in values.setdefault(value, []):
                 values[value].append(title)
         if any(each != next(iter(of_methods.values())) for each in of_methods.values()):
-            found.append(f"{name} {', '.join(f'{value} ({_listed(titles)})' for value, titles in values.items())}")
+            found.append(f"{name} {', '.join(f'{value} ({_listed(names)})' for value, names in values.items())}")
     return f"The methods were run under different conditions: {'; '.join(found)}." if found else ""
 
 

@@ -1,7 +1,8 @@
 """Searches hyperparameters on validation examples: a grid or random draws, with successive halving if wanted.
 
 Every candidate has its own run folder. So an interrupted search continues where it stopped, and halving only adds
-rounds to the candidates that are left. Test examples are not used.
+rounds to the candidates that are left. Where a longer run did not evaluate the rounds that a shorter search compares,
+the candidate has a second folder. Test examples are not used.
 """
 
 import json
@@ -9,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +22,14 @@ from tfpfl.algorithms import check_names
 from tfpfl.algorithms.parts.schedules import with_end
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import ACCURACY, ScoreName
-from tfpfl.runs.config import RunConfig
+from tfpfl.runs import protocols
+from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
+from tfpfl.runs.folders import STATE
 from tfpfl.runs.metrics import kind_of
 from tfpfl.runs.protocols import SIDES, Protocol
 from tfpfl.runs.run import Run, check_needs
+from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record
 
@@ -150,17 +155,20 @@ def search_hyperparameters(
         config: what all settings have in common; its rounds are those of the last stage. Its `patience` is not used:
             settings are compared after equal numbers of rounds.
         settings: the hyperparameters to try; they replace those of `config`.
-        out: the folder with the run folders.
+        out: the folder with the run folders; `run_folder` says which of them a search with other rounds uses.
         factor: successive halving keeps the best 1 / `factor` after each stage; 1 trains every setting to the end.
         callbacks: function (label of a run, such as 'beta=0.05 tau=20') -> its callbacks.
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
     Returns:
-        The candidates of each stage, the best first. One that diverged is last and is not trained further.
+        The candidates of each stage, the best first. One that diverged is last and is not trained further. If all of a
+        stage diverged, it is the last one: `ranked` gives all settings in one order.
 
     Raises:
         InvalidArgument: no setting, a setting twice, one that does not fit the method or the data, or a federation
             without validation examples. This comes before anything is trained.
+        RunError: a run folder is damaged or in use, or a callback stopped a run, so that its setting has no score after
+            its rounds.
     """
     settings = list(settings)
     if not settings:
@@ -186,7 +194,8 @@ def search_hyperparameters(
     for n, rounds in rungs(len(left), config.rounds, factor):
         rung = []
         for setting, its_config in left[:n]:
-            folder = Path(out) / f"{config.short_name}-{its_config.resolved(federation).run_id[:10]}"
+            name = f"{config.short_name}-{its_config.resolved(federation).run_id[:10]}"
+            folder = run_folder(Path(out) / name, rounds)
             scores = _scores(folder, replace(its_config, rounds=rounds), federation, callbacks(written(setting)))
             seen, never_seen, counts = scores[1:]
             rung.append(Candidate(setting, rounds, scores[0], folder, seen, never_seen, counts, named))
@@ -199,9 +208,99 @@ def search_hyperparameters(
     return found
 
 
+def ranked(stages: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    """All settings, each with its last stage: those of the last stage first, the best of a stage first.
+
+    Args:
+        stages: from `search_hyperparameters`.
+
+    Returns:
+        The candidates that did not diverge in their last stage; [] if every setting diverged.
+    """
+    found: dict[str, Candidate] = {}
+    for stage in reversed(stages):
+        for candidate in stage:
+            found.setdefault(_name(candidate.hyperparameters), candidate)
+    return [candidate for candidate in found.values() if not math.isnan(candidate.score)]
+
+
+def about_the_diverged(tried: Iterable[tuple[Mapping[str, Any], int, float]]) -> list[str]:
+    """A sentence for each setting that was kept by halving, and then diverged.
+
+    Args:
+        tried: (setting, rounds, score) of all stages.
+    """
+    tried = list(tried)
+    first = min((rounds for _, rounds, _ in tried), default=0)
+    return [
+        f"{written(setting)} was among the best with fewer rounds, but diverged with {rounds}"
+        for setting, rounds, score in tried
+        if math.isnan(score) and rounds > first
+    ]
+
+
 def written(setting: Mapping[str, Any]) -> str:
     """A setting in one line, such as 'beta=0.05 tau=20'."""
     return " ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in setting.items())
+
+
+def run_folder(base: Path, rounds: int) -> Path:
+    """The folder of the run that gives a setting's score after `rounds` rounds.
+
+    Settings are only compared over the same rounds: the last ten until `rounds`. A run evaluates its own last ten, so
+    one that was begun for more rounds may lack them.
+
+    Args:
+        base: the folder of the setting. Its name has no number of rounds, so that a run can be continued.
+        rounds: the number of rounds after which the setting is scored.
+
+    Returns:
+        `base` if the run in it has evaluated those rounds, or will when it is trained to `rounds`, or if there is none.
+        Otherwise BASE-rROUNDS beside it, for a run of its own; or BASE-rROUNDS-2, and so on, if that lacks them, too.
+    """
+    more = chain([""], (f"-{i}" for i in count(2)))
+    own = (base.with_name(f"{base.name}-r{rounds}{word}") for word in more)
+    return next(folder for folder in chain([base], own) if _evaluates(folder, rounds))
+
+
+def score_after(folder: Path, rounds: int) -> float:
+    """The score of a run on validation examples after its first `rounds` rounds, such as the accuracy in [0, 1].
+
+    A run that was continued is scored as it was then.
+
+    Raises:
+        RunError: the run did not evaluate the rounds of which the score is the mean, or its folder cannot be read.
+    """
+    record = Record.read(folder).until(rounds)
+    found = record.result(VALIDATION)
+    if found is None or found.rounds != _rounds_of_score(rounds):
+        evaluated = ", ".join(map(str, found.rounds)) if found else "none"
+        raise RunError(
+            f"{folder} has no score after {rounds} rounds: settings are compared over the last "
+            f"{protocols.LAST_ROUNDS} rounds until then, and of these it evaluated {evaluated}, because it was stopped "
+            "earlier or continued by another command. Leave out callbacks that stop runs, or search in a new folder"
+        )
+    return found.score
+
+
+def _rounds_of_score(rounds: int) -> list[int]:
+    """The rounds over which the score after `rounds` rounds is the mean."""
+    return list(range(max(1, rounds - protocols.LAST_ROUNDS + 1), rounds + 1))
+
+
+def _evaluates(folder: Path, rounds: int) -> bool:
+    """Whether the run in this folder has evaluated the rounds of the score, or will when it is trained to `rounds`."""
+    try:
+        planned = max(read_config(folder).rounds, rounds)  # a run that was begun for more rounds is trained to its end
+    except RunError:
+        return True  # there is no run, or what is there cannot be opened, which is said when it is
+    try:
+        with RunStore(folder / STATE, read_only=True, named=read_config(folder).score) as store:
+            done, evaluated = store.round_num, {e.round_num for e in store.evaluations()}
+    except StoreError:
+        done, evaluated = 0, set()  # it was killed before its first round; of a damaged file, opening the run tells
+    first = max(done, planned - protocols.LAST_ROUNDS) + 1  # of the rounds that are still to be evaluated
+    return all(t in evaluated or t >= first for t in _rounds_of_score(rounds))
 
 
 def _scores(folder: Path, config: RunConfig, federation, callbacks) -> tuple:
@@ -215,9 +314,9 @@ def _scores(folder: Path, config: RunConfig, federation, callbacks) -> tuple:
                 run.train(callbacks)
             except DivergedError:
                 return math.nan, math.nan, math.nan, None
-    record = Record.read(folder).until(config.rounds)
-    results = [record.result(VALIDATION._replace(clients=clients)) for clients in ("all", *SIDES)]
-    return *(result.score if result else math.nan for result in results), record.seen_counts(VALIDATION)
+    score, record = score_after(folder, config.rounds), Record.read(folder).until(config.rounds)
+    sides = [record.result(VALIDATION._replace(clients=clients)) for clients in SIDES]
+    return score, *(result.score if result else math.nan for result in sides), record.seen_counts(VALIDATION)
 
 
 def _name(setting: dict) -> str:

@@ -19,7 +19,7 @@ from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import kind_of
-from tfpfl.studies.search import at_the_edge, rungs, written
+from tfpfl.studies.search import at_the_edge, run_folder, rungs, written
 from tfpfl.studies.study.file import DataSet, MethodEntry, Study
 
 Plan = Generator[list["Job"], list["Outcome"], "Cell"]
@@ -150,7 +150,8 @@ class _Jobs:
         config = self.study.config(self.data, self.method, setting, seed, rounds)
         # The last ten rounds are evaluated in any case: too few for `patience`, and settings get equal rounds.
         config = replace(config, evaluate_every=0, patience=None)
-        folder = self.out / "search" / self.data.name / self.method.name / f"{self._hash(config)}-s{seed}"
+        base = self.out / "search" / self.data.name / self.method.name / f"{self._hash(config)}-s{seed}"
+        folder = run_folder(base, rounds)  # an earlier, longer search may not have evaluated these rounds
         return Job(f"{self._name}, {written(setting)}, seed {seed}, {rounds} rounds", config, folder, False)
 
     def final(self, setting: dict, seed: int) -> Job:
@@ -192,7 +193,7 @@ def number_of_runs(study: Study, method: MethodEntry, rounds: int) -> int:
 
 
 def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], list[dict]]:
-    """Tries all settings, with halving in several stages; returns those of the last stage, the best first."""
+    """Tries all settings, with halving in several stages; returns them, the best of the last stage first."""
     left = made.study.settings(cell.method)
     for n, rounds in rungs(len(left), made.rounds, made.study.search.halving):
         of_setting = [made.of_search(setting, rounds) for setting in left[:n]]
@@ -202,7 +203,9 @@ def _halving(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list
         if None in stage:
             return []
         left = _ranked([t for t in stage if t is not None], cell.score)
-    return left
+        if not left:
+            break
+    return _ranked(cell.tried, cell.score)
 
 
 def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[Outcome], list[dict]]:
@@ -281,9 +284,16 @@ def _tried(
 
 
 def _ranked(tried: list[Tried], named: ScoreName) -> list[dict]:
-    """The settings, the best first; of equal ones the first that was tried. Those that diverged are left out."""
-    good, sign = [t for t in tried if not math.isnan(t.score)], 1 if named.larger_is_better else -1
-    return [t.setting for t in sorted(good, key=lambda t: -sign * t.score)]
+    """The settings, those with most rounds first, and of equal rounds the best; of equal ones the first that was tried.
+
+    A setting counts with its last stage. Those that diverged in it are left out.
+    """
+    sign = 1 if named.larger_is_better else -1
+    found: list[Tried] = []
+    for one in sorted(tried, key=lambda t: (-t.rounds, math.isnan(t.score), -sign * t.score)):
+        if all(one.setting != other.setting for other in found):
+            found.append(one)
+    return [t.setting for t in found if not math.isnan(t.score)]
 
 
 def _of_diverged(cell: Cell) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +18,8 @@ from tfpfl.runs.protocols import EV_LOCAL, SIDES, Protocol
 from tfpfl.studies.comparison import BASELINES, rows
 from tfpfl.studies.paper_tables import SCORE, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import told_classes, told_seen
-from tfpfl.studies.search import VALIDATION, about_the_edge, written
+from tfpfl.studies.run_groups import told_classes, told_conditions, told_seen
+from tfpfl.studies.search import VALIDATION, about_the_diverged, about_the_edge, written
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
 
@@ -87,20 +88,32 @@ class StudyResults:
         Raises:
             InvalidArgument: there is no column of this name, or no method is finished.
         """
-        told = (self._about_the_clients(), told_classes(list(self.records.values())), self._about_the_search())
-        more = " ".join(filter(None, told))
-        return paper_table(self.by_data, columns, self.study.protocol, more=more)
+        classes = told_classes(list(self.records.values()))
+        told = (self._about_the_clients(), self._about_the_conditions(), classes, self._about_the_search())
+        return paper_table(self.by_data, columns, self.study.protocol, more=" ".join(filter(None, told)))
 
     def _about_the_clients(self) -> str:
         """How many clients had taken part and how many never, for each data set; what that means is said once."""
-        told = {}
+
+        def told(records: list[Record], titles: list[str]) -> str:
+            return told_seen(records, self.study.protocol).removesuffix(SIDES_TOLD).strip()
+
+        found = self._of_each_data_set(told)
+        sides = SIDES_TOLD if any("never" in words for words in found.values()) else ""
+        return f"{_sentences(found)} {sides}".strip()
+
+    def _about_the_conditions(self) -> str:
+        """What differs between the methods of a data set, by [methods.NAME] or by the search, besides themselves."""
+        return _sentences(self._of_each_data_set(told_conditions))
+
+    def _of_each_data_set(self, told: Callable[[list[Record], list[str]], str]) -> dict[str, str]:
+        """{title of a data set: what `told` says of (the runs in its rows, the title of each run's method)}."""
+        found = {}
         for data in self.study.data:
             whole = [cell for cell in self.cells if cell.data == data and self._is_whole(cell)]
-            found = [self.records[folder] for cell in whole for folder in cell.folders.values()]
-            told[data.title] = told_seen(found, self.study.protocol).removesuffix(SIDES_TOLD).strip()
-        alike = len(set(told.values())) == 1
-        sentences = set(told.values()) if alike else [f"{title}: {words}" for title, words in told.items() if words]
-        return " ".join([*sentences, SIDES_TOLD if any("never" in words for words in told.values()) else ""]).strip()
+            runs = [(self.records[folder], cell.method.title) for cell in whole for folder in cell.folders.values()]
+            found[data.title] = told([record for record, _ in runs], [title for _, title in runs])
+        return found
 
     def _about_the_search(self) -> str:
         words = ["All seeds have the same split of the data."]
@@ -193,6 +206,8 @@ class StudyResults:
                 f"{name}: {written(best.setting)} is the best of {count} settings on validation examples, "
                 f"{told_score(cell.score, best.score)}"
             )
+            stages = ((t.setting, t.rounds, t.score) for t in cell.tried)
+            said += [f"{name}: {sentence}" for sentence in about_the_diverged(stages)]
             for setting in cell.passed_over:
                 said.append(f"{name}: {written(setting)} was better in the search, but diverged with all rounds")
             tried = [t.setting for t in cell.tried]
@@ -235,6 +250,13 @@ class StudyResults:
         return self.out / name
 
 
+def _sentences(told: dict[str, str]) -> str:
+    """{title of a data set: words} as a text: once without a title if they are the same for all data sets."""
+    if len(set(told.values())) == 1:
+        return next(iter(told.values()))
+    return " ".join(f"{title}: {words}" for title, words in told.items() if words)
+
+
 def _sides(record: Record, protocol: Protocol) -> dict[str, float | None]:
     """The scores of the clients that had taken part and of the others, and their numbers; None if unknown."""
     found: dict[str, float | None] = {}
@@ -246,8 +268,8 @@ def _sides(record: Record, protocol: Protocol) -> dict[str, float | None]:
 
 
 def _number_tried(cell: Cell) -> int:
-    """The number of settings in the first stage of the search."""
-    return sum(tried.rounds == cell.tried[0].rounds for tried in cell.tried)
+    """The number of different settings: halving tries one in several stages, and Optuna may propose it again."""
+    return len({json.dumps(tried.setting, sort_keys=True) for tried in cell.tried})
 
 
 def _write_parquet(path: Path, table: list[dict[str, Any]]) -> None:

@@ -1,6 +1,5 @@
 """`run_study`: checks a study, does all of its runs, and writes its tables."""
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -9,7 +8,6 @@ from typing import Any
 
 from tfpfl.checks import InvalidArgument, TfpflError, Unavailable
 from tfpfl.data import Federation
-from tfpfl.runs import protocols
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.metrics import kind_of, told_score
@@ -17,7 +15,7 @@ from tfpfl.runs.run import Run, check_needs
 from tfpfl.studies.comparison import check_columns
 from tfpfl.studies.paper_tables import SCORE
 from tfpfl.studies.records import Record
-from tfpfl.studies.search import VALIDATION
+from tfpfl.studies.search import score_after
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Job, Outcome, number_of_runs, plan, require_optuna
 from tfpfl.studies.study.pool import Ledger, work
@@ -87,14 +85,14 @@ def run_study(
 
 
 def score(job: Job) -> float:
-    """The validation score of a run of the search after its rounds, such as the accuracy in [0, 1]; NaN if it has none.
+    """The validation score of a run of the search after its rounds, such as the accuracy in [0, 1].
 
     A run that later stages of the search have continued is scored as it was after the rounds of this job.
+
+    Raises:
+        RunError: the run did not evaluate these rounds, or its folder cannot be read.
     """
-    record = Record.read(job.folder)
-    seen = [e for e in record.evaluations if e.round_num <= job.config.rounds]
-    found = protocols.find(protocols.results(seen, named=record.score), VALIDATION)
-    return math.nan if found is None else found.score
+    return score_after(job.folder, job.config.rounds)
 
 
 class _Log:
