@@ -1,5 +1,6 @@
 """The commands compare, sweep and report, which work on several runs."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -266,7 +267,7 @@ def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code
         )
     console.print(rungs(found, config))
     best = found[-1][0]
-    if best.score != best.score:
+    if not math.isfinite(best.score):
         click.echo("Every setting diverged: try smaller learning rates.")
         return
     for sentence in searching.about_the_edge(best.hyperparameters, [c.hyperparameters for c in found[0]]):

@@ -5,6 +5,7 @@ classification, of the targets [N, K] and the outputs [N, K]. It is computed whe
 process, for every engine. Those of tfpfl are in `tfpfl.runs.metric_functions`.
 """
 
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -278,10 +279,13 @@ def _unit(name: str) -> str:
 def shown_score(named: ScoreName, value: float, half: float | None = None) -> str:
     """A score as text for a table, with half its interval if that is given; '-' for NaN.
 
-    Fractions are in %, such as '96.34 ± 0.43' for 0.9634 and 0.0043; other scores have four significant digits.
+    Fractions are in %, such as '96.34 ± 0.43' for 0.9634 and 0.0043; other scores have four significant digits. A half
+    that is NaN or infinite says nothing and is left out.
     """
     if value != value:
         return "-"
+    if half is not None and not math.isfinite(half):
+        half = None
     if named.is_fraction:
         return f"{100 * value:.2f}" + (f" ± {100 * half:.2f}" if half is not None else "")
     return f"{value:.4g}" + (f" ± {half:.2g}" if half is not None else "")

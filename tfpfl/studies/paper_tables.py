@@ -120,13 +120,13 @@ def _cells(column: str, rows: Sequence[dict], score: ScoreName) -> list[PaperCel
     numbers = [sign * v if sign and not isinstance(v, str) and v == v else -math.inf for v in values]
     best = max(numbers, default=-math.inf)
     at = numbers.index(best) if best > -math.inf else None  # numbers that look equal are equally good to a reader
-    reach = 0.0 if at is None or math.isnan(halves[at]) else halves[at]
+    reach = 0.0 if at is None or not math.isfinite(halves[at]) else halves[at]
     is_best = [
         at is not None and n > -math.inf and (n >= best - reach or t == texts[at])
         for n, t in zip(numbers, texts, strict=True)
     ]
     return [
-        PaperCell(text, "" if half != half else shown(column, half, score), bold)
+        PaperCell(text, shown(column, half, score) if math.isfinite(half) else "", bold)
         for text, half, bold in zip(texts, halves, is_best, strict=True)
     ]
 

@@ -156,7 +156,8 @@ def search_hyperparameters(
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
     Returns:
-        The candidates of each stage, the best first. One that diverged is last and is not trained further.
+        The candidates of each stage, the best first. One that diverged, or of which some client's model did, is last
+        and is not trained further.
 
     Raises:
         InvalidArgument: no setting, a setting twice, one that does not fit the method or the data, or a federation
@@ -190,10 +191,10 @@ def search_hyperparameters(
             scores = _scores(folder, replace(its_config, rounds=rounds), federation, callbacks(written(setting)))
             seen, never_seen, counts = scores[1:]
             rung.append(Candidate(setting, rounds, scores[0], folder, seen, never_seen, counts, named))
-        rung.sort(key=lambda c: (math.isnan(c.score), -sign * c.score))
+        rung.sort(key=lambda c: (math.isnan(c.score), -sign * c.score))  # infinite ones before NaN
         found.append(rung)
         by_name = {_name(s): (s, c) for s, c in left}
-        left = [by_name[_name(c.hyperparameters)] for c in rung if not math.isnan(c.score)]
+        left = [by_name[_name(c.hyperparameters)] for c in rung if math.isfinite(c.score)]
         if not left:
             break
     return found

@@ -248,7 +248,7 @@ def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[
             return []
         cell.tried.append(tried)
         if done >= len(known):
-            found.tell(trial.number, _of_diverged(cell) if math.isnan(tried.score) else tried.score)
+            found.tell(trial.number, tried.score if math.isfinite(tried.score) else _of_diverged(cell))
     return _ranked(cell.tried, cell.score)
 
 
@@ -282,7 +282,7 @@ def _tried(
 
 def _ranked(tried: list[Tried], named: ScoreName) -> list[dict]:
     """The settings, the best first; of equal ones the first that was tried. Those that diverged are left out."""
-    good, sign = [t for t in tried if not math.isnan(t.score)], 1 if named.larger_is_better else -1
+    good, sign = [t for t in tried if math.isfinite(t.score)], 1 if named.larger_is_better else -1
     return [t.setting for t in sorted(good, key=lambda t: -sign * t.score)]
 
 
@@ -290,7 +290,7 @@ def _of_diverged(cell: Cell) -> float:
     """What Optuna is told of a run that diverged: the worst score that there can be, or that there was."""
     if cell.score.larger_is_better:
         return 0.0
-    return 2 * max((t.score for t in cell.tried if not math.isnan(t.score)), default=1e6)
+    return 2 * max((t.score for t in cell.tried if math.isfinite(t.score)), default=1e6)
 
 
 def _score_of(study: Study, data: DataSet, method: MethodEntry, federation: Federation) -> ScoreName:
