@@ -312,14 +312,17 @@ def _seen(s: RunGroup, protocol: Protocol, mixed: bool) -> dict:
 
 
 def _score(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
-    """The score, fractions in %, and half its interval: over seeds, or over clients if there is one seed."""
+    """The score, fractions in %, and half its interval: over seeds, or over clients if there is one seed.
+
+    Half the interval is NaN where there are several seeds, and only one of them has such clients.
+    """
     results = [record.result(protocol) for record in s.records]
     if protocol.clients in SIDES:  # a seed may have no such clients
         results = [result for result in results if result is not None]
     if None in results or not results:
         return math.nan, math.nan
     factor = times(s.score)
-    if len(results) == 1:
+    if len(s.records) == 1:
         return factor * results[0].score, factor * results[0].score_ci95
     mean, half = statistics.over_seeds([result.score for result in results])
     return factor * mean, factor * half
@@ -332,7 +335,7 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
     for name in names:
         factor = 100 if is_fraction(name) else 1
         mean, half = statistics.over_seeds([result.metrics.get(name, math.nan) for _, result in measured_by])
-        if len(measured_by) == 1:
+        if len(measured_by) == len(s.records) == 1:
             ((record, _),) = measured_by
             by_round = record.rows_of(protocol).values()
             half = float(np.mean([statistics.ci95([e.value(name) for e in scores]) for scores in by_round]))
