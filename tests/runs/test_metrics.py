@@ -22,7 +22,8 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data import Sampling
 from tfpfl.runs import EarlyStopping, Metric, Run, RunConfig, metrics, read_config, register_metric
-from tfpfl.runs.protocols import EV_ALL, LOCAL_COPY, Score, curve, find, results
+from tfpfl.runs.metrics import METRICS
+from tfpfl.runs.protocols import EV_ALL, LOCAL_COPY, PROTOCOLS, Score, curve, find, results
 from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.studies import Record, comparison, tables
 
@@ -313,3 +314,20 @@ def test_the_command_line_takes_metrics(tmp_path, elsewhere):
         done.output.split()
     )
     assert not (tmp_path / "other").exists()
+
+
+def test_a_client_for_which_a_metric_is_not_defined_is_left_out_of_every_mean():
+    """As r2 is not for one test example: its examples do not count in the pooled mean either."""
+    one, two = np.array([[1.0]]), np.array([[1.0], [3.0]])
+    undefined = METRICS["r2"](one, one)
+    assert math.isnan(undefined) and METRICS["r2"](two, two) == 1
+    values, examples = (0.8, 0.6, undefined, undefined), (10, 30, 1, 0)
+    rows = [
+        Score(1, i, "personal", "test", n, 0.5 if n else math.nan, 0.5 if n else math.nan, {"r2": value})
+        for i, (value, n) in enumerate(zip(values, examples, strict=True))
+    ]
+    found = results(rows)
+    assert find(found, PROTOCOLS["final"]).metrics == {"r2": pytest.approx(0.7)}
+    pooled = find(found, PROTOCOLS["pfllib"])
+    assert pooled.metrics == {"r2": pytest.approx((10 * 0.8 + 30 * 0.6) / 40)} and pooled.score == 0.5
+    assert math.isnan(find(results(rows[2:]), PROTOCOLS["pfllib"]).metrics["r2"])
