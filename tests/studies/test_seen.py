@@ -142,3 +142,11 @@ def test_one_seed_of_three_with_clients_that_were_never_seen_gives_no_interval()
     (one,) = comparison.rows(three[:1])  # here there is no seed but this one
     over_clients = 1.96 * 2 * math.sqrt(2 / 3) / math.sqrt(3)
     assert one["never seen ±"] == pytest.approx(over_clients)
+
+
+def test_the_note_says_of_whom_the_tests_are_where_one_run_is_unknown(records):
+    """Then all clients are compared with themselves."""
+    unknown = [records[0], made("fedavg_ft", took_part=None)]
+    assert comparison.rows(unknown)[1]["pairs"] == CLIENTS
+    (told,) = (note for note in comparison.notes(unknown) if note.startswith("Gains"))
+    assert told == "Gains, p and shares of clients that are worse: of all clients, seen or not."

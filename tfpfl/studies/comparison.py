@@ -240,7 +240,8 @@ def notes(records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str 
     """What a reader must know of a comparison: who had taken part, who is compared one by one, and the splits."""
     told = [told_seen(records, protocol), told_conditions(records), told_classes(records)]
     if any(is_mixed(record, protocol) for record in records):
-        whose = "all clients, seen or not" if pairs == "all" else "clients that both methods had seen"
+        seen = pairs_protocol(records, protocol, pairs).clients == "seen"
+        whose = "clients that both methods had seen" if seen else "all clients, seen or not"
         told.append(f"Gains, p and shares of clients that are worse: of {whose}.")
     return [sentence for sentence in (*told, told_splits(records)) if sentence]
 
