@@ -1,6 +1,7 @@
 """Metrics besides accuracy and loss: their values, and that every engine, store, table and callback has them."""
 
 import csv
+import io
 import json
 import math
 import sqlite3
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import balanced_accuracy_score, f1_score, top_k_accuracy_score
 
@@ -26,6 +28,7 @@ from tfpfl.runs.metrics import METRICS
 from tfpfl.runs.protocols import EV_ALL, LOCAL_COPY, PROTOCOLS, Score, curve, find, results
 from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.studies import Record, comparison, tables
+from tfpfl.studies.paper_tables import paper_table
 
 
 def hits(labels, logits):
@@ -331,3 +334,20 @@ def test_a_client_for_which_a_metric_is_not_defined_is_left_out_of_every_mean():
     pooled = find(found, PROTOCOLS["pfllib"])
     assert pooled.metrics == {"r2": pytest.approx((10 * 0.8 + 30 * 0.6) / 40)} and pooled.score == 0.5
     assert math.isnan(find(results(rows[2:]), PROTOCOLS["pfllib"]).metrics["r2"])
+
+
+def test_tables_show_a_metric_whose_function_is_not_known(monkeypatch):
+    """What a run folder says of it is enough: its unit, and that less is better."""
+    monkeypatch.setattr(metrics, "_described", {})
+    metrics.describe_metric("delay", "s", "min")
+    table = [
+        {"algorithm": name, "seeds": 1, "accuracy": 50.0, "delay": value, "delay ±": half}
+        for name, value, half in (("one", 0.00123, 0.00012), ("other", 0.0123, 0.00034))
+    ]
+    assert [comparison.shown("delay", row["delay"]) for row in table] == ["0.00123", "0.0123"]
+    assert [comparison.shown("delay ±", row["delay ±"]) for row in table] == ["0.00012", "0.00034"]
+    cells = [cell for (cell,) in paper_table({"": table}, ["delay"]).cells]
+    assert [(c.mean, c.half, c.best) for c in cells] == [("0.00123", "0.00012", True), ("0.0123", "0.00034", False)]
+    console = Console(width=200, file=io.StringIO())
+    console.print(tables.metrics_of_algorithms(table, ["delay"]))
+    assert "0.00123 ± 0.00012 s" in console.file.getvalue()

@@ -269,11 +269,17 @@ _described: dict[str, tuple[str, str]] = {}  # name -> unit and direction
 
 def is_fraction(name: str) -> bool:
     """Whether tables show a metric in %; not if this process does not know its unit."""
-    return _unit(name) == "fraction"
+    return unit_of(name) == "fraction"
 
 
-def _unit(name: str) -> str:
+def unit_of(name: str) -> str:
+    """The unit of a metric: 'fraction', or what tables write behind a number; '' if this process does not know it."""
     return METRICS[name].unit if name in METRICS else _described.get(name, ("",))[0]
+
+
+def direction_of(name: str) -> str:
+    """'max' if a larger number of this metric is better, 'min' if a smaller one is; '' for what is no known metric."""
+    return METRICS[name].direction if name in METRICS else _described.get(name, ("", ""))[1]
 
 
 def shown_score(named: ScoreName, value: float, half: float | None = None) -> str:
@@ -331,7 +337,7 @@ def shown(name: str, value: float) -> str:
         return "-"
     if is_fraction(name):
         return f"{100 * value:.2f}"
-    return f"{value:.4g} {_unit(name)}".rstrip()
+    return f"{value:.4g} {unit_of(name)}".rstrip()
 
 
 def measurer(

@@ -22,7 +22,7 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.folders import check_free
-from tfpfl.runs.metrics import METRICS, SCORES, is_fraction, score_of, times
+from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
 from tfpfl.runs.run import Run, check_needs
 from tfpfl.runs.training import DivergedError
@@ -381,7 +381,8 @@ def shown(name: str, value, score: ScoreName = ACCURACY) -> str:
         return "-"
     if name.startswith("p ("):
         return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
-    if name in METRICS and not is_fraction(name):
+    metric = name.removesuffix(" ±")
+    if direction_of(metric) and not is_fraction(metric):
         return f"{value:.4g}"
     of_score = SCORES.get(name.removesuffix(" ±"), score if name.startswith(_OF_SCORES) else ACCURACY)
     if not of_score.is_fraction:

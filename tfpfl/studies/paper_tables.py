@@ -16,7 +16,7 @@ from tabulate import LATEX_ESCAPE_RULES
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import files
-from tfpfl.runs.metrics import METRICS, SCORES, in_unit, score_of
+from tfpfl.runs.metrics import SCORES, direction_of, in_unit, score_of
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.comparison import columns_for, columns_named, shown
 from tfpfl.studies.run_groups import SIDE_WORDS
@@ -135,8 +135,8 @@ def _direction(column: str, score: ScoreName) -> int:
     """1 if more is better, -1 if less is, 0 if neither."""
     if column in SCORES or column.startswith(_OF_SCORES):
         return 1 if SCORES.get(column, score).larger_is_better else -1
-    if column in METRICS:
-        return 1 if METRICS[column].direction == "max" else -1
+    if direction := direction_of(column):
+        return 1 if direction == "max" else -1
     return 1 if column.startswith(_HIGHER) else -1 if column.startswith(_LOWER) else 0
 
 

@@ -9,7 +9,7 @@ from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
 from tfpfl.data.kinds import ACCURACY
 from tfpfl.runs import statistics
-from tfpfl.runs.metrics import METRICS, in_unit, is_fraction, score_of, shown_score, times, word
+from tfpfl.runs.metrics import in_unit, is_fraction, score_of, shown_score, times, unit_of, word
 from tfpfl.runs.metrics import shown as shown_metric
 from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, metrics_of
@@ -183,7 +183,7 @@ def metrics_of_algorithms(rows: list[dict], names: list[str]) -> FittedTable:
         for name in names:
             half = row.get(f"{name} ±", math.nan)
             told = shown(name, row[name]) + (f" ± {shown(name, half)}" if math.isfinite(half) else "")
-            unit = METRICS[name].unit if name in METRICS and not is_fraction(name) else ""
+            unit = "" if is_fraction(name) else unit_of(name)
             cells.append(f"{told} {text(unit)}".rstrip())
         table.add_row(text(row["algorithm"]), *cells)
     return table
