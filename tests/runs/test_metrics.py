@@ -23,7 +23,8 @@ from tfpfl import SplitModel, Training, build_algorithm
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data import Sampling
-from tfpfl.runs import EarlyStopping, Metric, Run, RunConfig, metrics, read_config, register_metric
+from tfpfl.data.kinds import KINDS
+from tfpfl.runs import EarlyStopping, Metric, Run, RunConfig, metrics, own_metrics, read_config, register_metric
 from tfpfl.runs.metrics import METRICS
 from tfpfl.runs.protocols import EV_ALL, LOCAL_COPY, PROTOCOLS, Score, curve, find, results
 from tfpfl.runs.store import RunStore, StoreError
@@ -351,3 +352,23 @@ def test_tables_show_a_metric_whose_function_is_not_known(monkeypatch):
     console = Console(width=200, file=io.StringIO())
     console.print(tables.metrics_of_algorithms(table, ["delay"]))
     assert "0.00123 ± 0.00012 s" in console.file.getvalue()
+
+
+def test_of_a_coverage_neither_more_nor_less_is_better():
+    """A coverage of Q is best: 99.9 % is no better than 90.1 % for quantile:0.9."""
+    table = [
+        {"algorithm": a, "seeds": 1, "pinball": p, "coverage": c} for a, p, c in (("one", 1, 99.9), ("two", 2, 90.1))
+    ]
+    cells = paper_table({"": table}, ["score", "coverage"]).cells
+    assert [[cell.best for cell in line] for line in cells] == [[True, False], [False, False]]
+    score = KINDS["quantile"].score
+    training = SimpleNamespace(stop_reason=None, model_name="personal", store=RunStore(), score=score,
+                               metrics=[METRICS["coverage"], METRICS["r2"]])  # fmt: skip
+    with pytest.raises(InvalidArgument, match="cannot look at coverage, of which neither.*look at pinball or loss"):
+        EarlyStopping(2, "coverage").start(training, 3)
+    EarlyStopping(2, "coverage", "max").start(training, 3)
+    EarlyStopping(2, "r2").start(training, 3)
+    given = {"kind": own_metrics.REGISTERED, "name": "in_range", "unit": "fraction", "direction": "neither"}
+    own_metrics.check_entry("in_range", {key: given.get(key, "") for key in own_metrics.ENTRY})  # of a run folder
+    with pytest.raises(InvalidArgument, match="direction must be one of max, min, neither"):
+        Metric("in_range", hits, direction="none")

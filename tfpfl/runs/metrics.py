@@ -36,6 +36,7 @@ from tfpfl.runs.metric_functions import (
 
 ALWAYS = {"accuracy": "max", "loss": "min"}  # what every evaluation of classes has: its direction
 DIRECTIONS = ("max", "min")
+NEITHER = "neither"  # the direction of a metric of which a certain number is best, such as a coverage of Q
 _TAKEN = (*ALWAYS, "examples", "correct", "logits", "outputs", "finite", "rejected", "clients", "round", "seconds")
 
 
@@ -49,7 +50,8 @@ class Metric:
             [N, K], outputs float [N, K]) -> number. N is at least 1. NaN stands for "not defined for
             these examples": the client is then left out of means, as one without examples is.
         unit: 'fraction' for a number in [0, 1], which tables show in %; otherwise the unit's name, '' for none.
-        direction: 'max' if a larger number is better, 'min' if a smaller one is.
+        direction: 'max' if a larger number is better, 'min' if a smaller one is; 'neither' if neither is: tables then
+            show no best one, and early stopping does not look at it.
         kinds: the names of the kinds of labels that it is for, see `tfpfl.data.kinds`; () for all.
 
     Raises:
@@ -68,7 +70,7 @@ class Metric:
                 "the name of a metric has letters, digits and _, begins with a letter, and is not one of "
                 f"{', '.join(_TAKEN)}; found {self.name!r}. Write Metric('name', function)"
             )
-        check_choice(direction=(self.direction, DIRECTIONS))
+        check_choice(direction=(self.direction, (*DIRECTIONS, NEITHER)))
 
     def __call__(self, labels: np.ndarray, logits: np.ndarray) -> float:
         """The metric as a Python float.
@@ -116,7 +118,7 @@ _BUILT_IN = (
     Metric("rmse", rmse, "", "min", _NUMBERS),
     Metric("mae", mae, "", "min", _NUMBERS),
     Metric("r2", r2, "", "max", _NUMBERS),
-    Metric("coverage", coverage, "fraction", "max", ("quantile",)),
+    Metric("coverage", coverage, "fraction", NEITHER, ("quantile",)),
     Metric("rmse", of_rates(rmse), "", "min", _COUNTS),
     Metric("mae", of_rates(mae), "", "min", _COUNTS),
     Metric("deviance", deviance, "", "min", _COUNTS),
@@ -278,7 +280,7 @@ def unit_of(name: str) -> str:
 
 
 def direction_of(name: str) -> str:
-    """'max' if a larger number of this metric is better, 'min' if a smaller one is; '' for what is no known metric."""
+    """'max' if a larger number of this metric is better, 'min' if a smaller one is, or 'neither'; '' if not known."""
     return METRICS[name].direction if name in METRICS else _described.get(name, ("", ""))[1]
 
 

@@ -136,7 +136,7 @@ def _direction(column: str, score: ScoreName) -> int:
     if column in SCORES or column.startswith(_OF_SCORES):
         return 1 if SCORES.get(column, score).larger_is_better else -1
     if direction := direction_of(column):
-        return 1 if direction == "max" else -1
+        return {"max": 1, "min": -1}.get(direction, 0)
     return 1 if column.startswith(_HIGHER) else -1 if column.startswith(_LOWER) else 0
 
 
