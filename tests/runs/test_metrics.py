@@ -1,6 +1,7 @@
 """Metrics besides accuracy and loss: their values, and that every engine, store, table and callback has them."""
 
 import csv
+import io
 import json
 import math
 import sqlite3
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import balanced_accuracy_score, f1_score, top_k_accuracy_score
 
@@ -21,10 +23,13 @@ from tfpfl import SplitModel, Training, build_algorithm
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data import Sampling
-from tfpfl.runs import EarlyStopping, Metric, Run, RunConfig, metrics, read_config, register_metric
-from tfpfl.runs.protocols import EV_ALL, LOCAL_COPY, Score, curve, find, results
+from tfpfl.data.kinds import KINDS
+from tfpfl.runs import EarlyStopping, Metric, Run, RunConfig, metrics, own_metrics, read_config, register_metric
+from tfpfl.runs.metrics import METRICS
+from tfpfl.runs.protocols import EV_ALL, LOCAL_COPY, PROTOCOLS, Score, curve, find, results
 from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.studies import Record, comparison, tables
+from tfpfl.studies.paper_tables import paper_table
 
 
 def hits(labels, logits):
@@ -313,3 +318,57 @@ def test_the_command_line_takes_metrics(tmp_path, elsewhere):
         done.output.split()
     )
     assert not (tmp_path / "other").exists()
+
+
+def test_a_client_for_which_a_metric_is_not_defined_is_left_out_of_every_mean():
+    """As r2 is not for one test example: its examples do not count in the pooled mean either."""
+    one, two = np.array([[1.0]]), np.array([[1.0], [3.0]])
+    undefined = METRICS["r2"](one, one)
+    assert math.isnan(undefined) and METRICS["r2"](two, two) == 1
+    values, examples = (0.8, 0.6, undefined, undefined), (10, 30, 1, 0)
+    rows = [
+        Score(1, i, "personal", "test", n, 0.5 if n else math.nan, 0.5 if n else math.nan, {"r2": value})
+        for i, (value, n) in enumerate(zip(values, examples, strict=True))
+    ]
+    found = results(rows)
+    assert find(found, PROTOCOLS["final"]).metrics == {"r2": pytest.approx(0.7)}
+    pooled = find(found, PROTOCOLS["pfllib"])
+    assert pooled.metrics == {"r2": pytest.approx((10 * 0.8 + 30 * 0.6) / 40)} and pooled.score == 0.5
+    assert math.isnan(find(results(rows[2:]), PROTOCOLS["pfllib"]).metrics["r2"])
+
+
+def test_tables_show_a_metric_whose_function_is_not_known(monkeypatch):
+    """What a run folder says of it is enough: its unit, and that less is better."""
+    monkeypatch.setattr(metrics, "_described", {})
+    metrics.describe_metric("delay", "s", "min")
+    table = [
+        {"algorithm": name, "seeds": 1, "accuracy": 50.0, "delay": value, "delay ±": half}
+        for name, value, half in (("one", 0.00123, 0.00012), ("other", 0.0123, 0.00034))
+    ]
+    assert [comparison.shown("delay", row["delay"]) for row in table] == ["0.00123", "0.0123"]
+    assert [comparison.shown("delay ±", row["delay ±"]) for row in table] == ["0.00012", "0.00034"]
+    cells = [cell for (cell,) in paper_table({"": table}, ["delay"]).cells]
+    assert [(c.mean, c.half, c.best) for c in cells] == [("0.00123", "0.00012", True), ("0.0123", "0.00034", False)]
+    console = Console(width=200, file=io.StringIO())
+    console.print(tables.metrics_of_algorithms(table, ["delay"]))
+    assert "0.00123 ± 0.00012 s" in console.file.getvalue()
+
+
+def test_of_a_coverage_neither_more_nor_less_is_better():
+    """A coverage of Q is best: 99.9 % is no better than 90.1 % for quantile:0.9."""
+    table = [
+        {"algorithm": a, "seeds": 1, "pinball": p, "coverage": c} for a, p, c in (("one", 1, 99.9), ("two", 2, 90.1))
+    ]
+    cells = paper_table({"": table}, ["score", "coverage"]).cells
+    assert [[cell.best for cell in line] for line in cells] == [[True, False], [False, False]]
+    score = KINDS["quantile"].score
+    training = SimpleNamespace(stop_reason=None, model_name="personal", store=RunStore(), score=score,
+                               metrics=[METRICS["coverage"], METRICS["r2"]])  # fmt: skip
+    with pytest.raises(InvalidArgument, match="cannot look at coverage, of which neither.*look at pinball or loss"):
+        EarlyStopping(2, "coverage").start(training, 3)
+    EarlyStopping(2, "coverage", "max").start(training, 3)
+    EarlyStopping(2, "r2").start(training, 3)
+    given = {"kind": own_metrics.REGISTERED, "name": "in_range", "unit": "fraction", "direction": "neither"}
+    own_metrics.check_entry("in_range", {key: given.get(key, "") for key in own_metrics.ENTRY})  # of a run folder
+    with pytest.raises(InvalidArgument, match="direction must be one of max, min, neither"):
+        Metric("in_range", hits, direction="none")

@@ -1,12 +1,15 @@
 """Scores of every kind of labels: which is better, how they are pooled, and what names them in files and tables."""
 
 import csv
+import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from sklearn import metrics as known
 
 from helpers.made_records import made
@@ -19,9 +22,10 @@ from tfpfl.data.synthetic import synthetic_targets
 from tfpfl.runs import metrics, statistics
 from tfpfl.runs.config import RunConfig, entries, read_config
 from tfpfl.runs.metrics import as_metric, names_for, shown_score, told_score
-from tfpfl.runs.protocols import EV_ALL, PROTOCOLS, Score, curve, find, results, rounds_to, worst
+from tfpfl.runs.protocols import EV_ALL, PROTOCOLS, Score, curve, evaluation_rows, find, results, rounds_to, worst
 from tfpfl.runs.run import Run
-from tfpfl.studies import comparison
+from tfpfl.runs.store import RunStore
+from tfpfl.studies import comparison, tables
 from tfpfl.studies.paper_tables import latex, paper_table
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import group_runs
@@ -264,3 +268,85 @@ def test_the_commands_speak_of_the_score(tmp_path, monkeypatch):
     assert "validation_rmse" in (tmp_path / "s" / "search.csv").read_text()
     assert "ev_local_rmse" in (tmp_path / "s" / "results.csv").read_text()
     assert "RMSE: the model" in (tmp_path / "s" / "table.md").read_text()
+
+
+def evaluated(of_rounds):
+    """The rows of fine-tuned clients with these RMSEs on test and validation examples, one list for each round."""
+    rows = []
+    for t, values in enumerate(of_rounds, 1):
+        names = ("score", "loss")
+        found = [
+            {f"{s}_{name}": np.float32(v) for s in ("test", "validation") for name in names}
+            | {f"{s}_examples": n for s in ("test", "validation")}
+            for v, n in values
+        ]
+        rows += evaluation_rows(found, range(len(values)), t, "fine-tuned")
+    return rows
+
+
+def test_a_client_that_diverged_is_not_left_out_of_the_mean(tmp_path):
+    """NaN would mean that it has no examples, as the fifth client has none, and the mean would be better for it."""
+    nan = math.nan
+    rows = evaluated([[(2.0, 10)] * 4 + [(0.0, 0)], [(1.0, 10), (1.0, 10), (nan, 10), (nan, 10), (0.0, 0)]])
+    assert [e.score for e in rows if e.round_num == 2 and e.split == "test"][:4] == [1, 1, math.inf, math.inf]
+    assert all(math.isnan(e.score) and math.isnan(e.loss) for e in rows if e.client_id == 4)
+    found = results(rows, named=RMSE)
+    last, chosen = (find(found, EV_ALL._replace(when=when)) for when in ("last", "best_validation"))
+    assert (last.score, last.loss, last.num_clients) == (math.inf, math.inf, 4)
+    assert (chosen.score, chosen.rounds, chosen.score_ci95) == (2.0, [1], 0.0)
+    told = shown_table(tables.protocols(found, "a run"))
+    assert re.search(r"fine-tuned +all +last +test +inf +inf +inf +inf +4\n", told)
+    assert re.search(r"fine-tuned +all +best val. +test +2 ± 0 +2 +2 +2.0000 +4\n", told)
+    with RunStore(tmp_path / "state.sqlite", "a run", named=RMSE) as store:
+        for t in (1, 2):
+            store.commit_round(t, {}, {}, {"round": t, "rmse": math.inf}, [e for e in rows if e.round_num == t])
+    with RunStore(tmp_path / "state.sqlite", "a run", named=RMSE, read_only=True) as store:
+        assert str(sorted(store.evaluations(), key=str)) == str(sorted(rows, key=str))  # NaN is not equal to NaN
+
+
+def test_scores_of_a_run_of_before_that_diverged_are_read_as_the_worst(tmp_path):
+    """Such a run has no number there, although the client has examples."""
+    old = Score(1, 0, "fine-tuned", "test", 10, math.nan, math.nan)
+    for named, score in ((RMSE, math.inf), (ACCURACY, math.nan)):
+        with RunStore(tmp_path / named.name, "a run", named=named) as store:
+            store.commit_round(1, {}, {}, {"round": 1}, [old, old._replace(client_id=1, num_examples=0)])
+            first, second = store.evaluations()
+        assert first.loss == math.inf and str(first.score) == str(score)
+        assert math.isnan(second.loss) and math.isnan(second.score)
+
+
+def test_a_table_of_scores_without_numbers_is_shown():
+    """They came to `results` by another way than a store."""
+    rows = scored([[2.0, 2.0], [1.0, math.nan]], "test") + scored([[2.0, 2.0], [1.0, math.nan]], "validation")
+    assert "best val." in shown_table(tables.protocols(results(rows, named=RMSE), "a run"))
+
+
+def test_a_run_whose_fine_tuning_diverges_for_one_client(tmp_path):
+    """Nothing checks the evaluation's fine-tuning: the run goes on, and the client counts as the worst."""
+    drawn = list(synthetic_targets("real", 4, 20).clients.values())
+    drawn[2] = (1e4 * drawn[2][0], drawn[2][1])
+    data = Federation.from_clients(drawn, targets="real", out=tmp_path / "f", validation=0.2)
+    config = RunConfig(algorithm="fedavg_ft", rounds=2, participation=1.0,
+                       hyperparameters={"eta": 1e-9, "steps": 1, "eta_ft": 0.01, "steps_ft": 30})  # fmt: skip
+    with Run.create(config, tmp_path / "run", data) as run:
+        run.train()
+    rows = list(csv.DictReader((tmp_path / "run" / "clients.csv").open()))
+    tested = [float(row["test_rmse"]) for row in rows]
+    assert tested[2] == math.inf and np.isfinite(tested[:2]).all() and np.isfinite(tested[3])
+    record = Record.read(tmp_path / "run")
+    assert record.result(EV_ALL).score == math.inf and record.result(EV_ALL).num_clients == 4
+    assert math.isfinite(record.result(PROTOCOLS["global"]).score)
+
+    def refuse(word):
+        raise AssertionError(f"JSON has no {word}")
+
+    json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
+    (row,) = comparison.rows([record])
+    assert comparison.shown("rmse", row["rmse"], RMSE) == "inf" and row["worst 10 %"] == math.inf
+    assert "inf" in comparison.text([row], "md") and "inf ±" not in latex(paper_table({"data": [row]}, ["score"]))
+
+
+def shown_table(table) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(table)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"

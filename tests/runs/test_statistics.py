@@ -8,7 +8,7 @@ import scipy.stats
 
 from tfpfl.runs import statistics
 
-NAN = math.nan
+NAN, INF = math.nan, math.inf
 
 
 def test_clients_without_examples_are_left_out_and_counted():
@@ -185,3 +185,27 @@ def test_crossed_intervals_count_seeds_and_clients():
     assert np.isnan(statistics.crossed([[np.nan]])).all()
     with pytest.raises(ValueError, match="a matrix with a row for each seed, found shape .3,."):
         statistics.crossed([1, 2, 3])
+
+
+def test_an_infinite_value_is_not_left_out(recwarn):
+    """It is that of a client that diverged. NaN, of one without examples, is left out."""
+    values = [1.0, INF, NAN, 2.0, INF]
+    assert statistics.num_tested(values) == 4
+    for number in (statistics.mean_over_clients, statistics.std, statistics.ci95):
+        assert number(values) == INF, number
+    assert statistics.worst(values, 0.5, "min") == INF and statistics.worst([1.0, 2.0, INF], 0.5, "max") == 1.5
+    assert statistics.over_seeds([1.0, INF]) == statistics.crossed([[1.0, 2.0], [3.0, INF]]) == (INF, INF)
+    assert math.isnan(statistics.jain(values)) and math.isnan(statistics.gini(values))
+    assert statistics.deciles([*range(9), INF, INF]).tolist() == [*range(1, 9), INF]
+    assert statistics.pooled([1.0, INF], [3, 1]) == INF
+    assert not recwarn.list
+
+
+def test_who_diverged_with_both_has_gained_nothing_and_infinite_gains_rank_highest(recwarn):
+    than, values = [INF, 1.0, INF, 3.0, 4.0, NAN], [INF, INF, 2.0, 2.5, 3.0, INF]
+    np.testing.assert_array_equal(statistics.gains(values, than), [0, INF, -INF, -0.5, -1, NAN])
+    assert math.isnan(statistics.mean_over_clients(statistics.gains(values, than)))
+    assert statistics.share_worse(values, than, "min") == 1 / 5
+    expected = scipy.stats.wilcoxon([-9, 9, 0.5, 1], alternative="greater")
+    assert statistics.wilcoxon(values, than, "min") == (expected.statistic, expected.pvalue, 4, 1)
+    assert not recwarn.list

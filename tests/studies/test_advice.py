@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy.stats
 import tensorflow as tf
 from click.testing import CliRunner
 
@@ -16,7 +17,7 @@ from tfpfl.models.heads import head_kind
 from tfpfl.models.weights import Head
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.run import Run
-from tfpfl.studies.advice import HeldOut, advise, benjamini_hochberg, decide
+from tfpfl.studies.advice import LEVEL, HeldOut, advise, benjamini_hochberg, decide
 from tfpfl.studies.records import Record
 from tfpfl.studies.shared_head import Examples, fit_shared, measured
 
@@ -251,3 +252,23 @@ def test_methods_with_a_global_backbone_and_those_that_cannot(tmp_path, six_clie
                 found = advise(run, "test")
                 last = Record.read(tmp_path / algorithm).per_client("test", when="last")
                 assert {c.client: c.own_score for c in found.clients} == pytest.approx(last, abs=1e-6)
+
+
+def test_equal_gains_have_equal_ranks_whatever_rounding_does():
+    """0.9 - 0.7 and 0.4 - 0.2 differ in the last bit. The truth is the test of tenths, which are whole numbers."""
+    own, shared = [10, 10, 10, 4, 10, 10, 2, 3, 9, 0, 7], [9, 7, 9, 2, 8, 10, 0, 4, 7, 1, 5]
+    differences = np.subtract(own, shared)
+    truth = scipy.stats.wilcoxon(differences[differences != 0]).pvalue
+    same = np.ones(3)
+    by_score = decide(
+        [HeldOut(i, "", same, same, a / 10, b / 10) for i, (a, b) in enumerate(zip(own, shared, strict=True))], ACCURACY
+    )
+    assert by_score.p_value == truth < LEVEL / 2 and by_score.verdict == "help"
+    by_loss = decide(
+        [
+            HeldOut(i, "", np.full(1, b / 10), np.full(1, a / 10), 0.5, 0.5)
+            for i, (a, b) in enumerate(zip(shared, own, strict=True))
+        ],
+        ACCURACY,
+    )
+    assert by_loss.loss_p_value == truth and by_loss.verdict == "hurt"

@@ -2,7 +2,9 @@
 
 import csv
 import hashlib
+import io
 import json
+import re
 from dataclasses import replace
 from functools import wraps
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from click.testing import CliRunner
+from rich.console import Console
 
 from helpers import small_runs as runs
 from helpers.marks import slow_but
@@ -20,11 +23,13 @@ from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.cli import main
+from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
+from tfpfl.data.synthetic import synthetic_targets
 from tfpfl.engines.scoring import Scorer
 from tfpfl.models.losses import client_loss
 from tfpfl.runs.run import Run
-from tfpfl.studies import new_clients, tables
+from tfpfl.studies import new_clients, plots, tables
 from tfpfl.studies.new_clients import CannotAdapt, adapt_clients, adapt_new_clients, fine_tuning
 
 EXAMPLES, CLASSES = (9, 14, 6, 12, 8, 11, 10, 13), (2, 3, 2, 4, 3, 4, 2, 3)
@@ -338,3 +343,24 @@ def test_a_large_federation_of_any_data_can_be_new(tmp_path):
     algorithm = build_algorithm("pflego", SplitModel(backbone("float32")), five.population(), **WORK["pflego"])
     found = adapt_clients(algorithm, seven, trained(algorithm, five), epochs=2)
     assert found.client_ids.tolist() == [5, 6]
+
+
+def test_a_client_that_diverges_while_it_adapts_counts_as_the_worst(tmp_path):
+    """A number that is none would look like a client without examples, which is left out of the means."""
+    drawn = list(synthetic_targets("real", 6, 20).clients.values())
+    drawn[4] = (1e4 * drawn[4][0], drawn[4][1])
+    federation = Federation.from_clients(drawn, targets="real", out=tmp_path / "f", validation=0.0)
+    linear = tf.keras.Sequential([tf.keras.Input((8,)), tf.keras.layers.Dense(4)])
+    population = federation.population(Sampling("fixed", 1.0), "global", client_ids=[0, 1, 2])
+    algorithm = build_algorithm("fedavg", SplitModel(linear, kind="regression"), population, eta=0.01)
+    tuning = fine_tuning(algorithm, eta=0.01)
+    found = adapt_clients(algorithm, federation, algorithm.init_server(), epochs=20, adapt=tuning)
+    assert found.client_ids.tolist() == [3, 4, 5] and np.isfinite(found.score[[0, 2]]).all()
+    assert np.isfinite(found.score[:, 0]).all() and found.score[1, -1] == found.loss[1, -1] == np.inf
+    assert not np.isnan(found.score).any() and np.isfinite(found.means[0]) and found.means[-1] == np.inf
+    told = io.StringIO()
+    Console(file=told, width=200).print(tables.new_clients([found]))
+    assert re.search(r"3 +\S+ ± \S+ .* inf *\n", told.getvalue())  # the number of clients, before, at the end
+    assert "diverged" in plots.new_clients([found]).legends[0].get_texts()[0].get_text()
+    new_clients.write_csv([found], tmp_path / "all.csv")
+    assert float(list(csv.DictReader((tmp_path / "all.csv").open()))[41]["rmse"]) == np.inf

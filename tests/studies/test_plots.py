@@ -385,3 +385,28 @@ def test_without_pyplot_and_without_changing_the_users_defaults(records):
         "import tfpfl.studies.plots; print('matplotlib.pyplot' in sys.modules and not before)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("diverged", [(2, 5), range(CLIENTS)])
+def test_clients_that_diverged_are_told_in_the_label(diverged, recwarn):
+    """An infinite RMSE cannot be drawn: the line has a gap, and a label says how many are missing."""
+    some, local = (made(name, kind="regression") for name in ("fedavg_ft", "local"))
+    some.evaluations[:] = [
+        e._replace(score=np.inf, loss=np.inf)
+        if e.client_id in diverged and e.model == some.predicts and e.round_num > ROUNDS - 2
+        else e
+        for e in some.evaluations
+    ]
+    x, y = line(plots.curves([some, local]), "FedAvg-FT, 2 rounds diverged")
+    assert x[np.isnan(y)].tolist() == [ROUNDS - 1, ROUNDS]
+    assert np.isfinite(line(plots.curves([some, local]), "Local")[1]).all()
+    many = f"FedAvg-FT, {len(diverged)} diverged"
+    figures = [plots.distribution([some, local]), plots.fairness([some, local], [local])]
+    assert all(many in text(figure).replace("\n", " ") for figure in figures)
+    assert (many in text(plots.distribution([some, local], kind="ecdf"))) == (len(diverged) < CLIENTS)
+    gains = plots.gains([some, local], local)
+    assert f"{len(diverged)} diverged" in text(gains)
+    assert sum(bar.get_height() for bar in gains.axes[0].patches) == CLIENTS - len(diverged)
+    for figure in (*figures, gains, plots.curves([some], y="loss"), plots.curves([some], "bytes")):
+        figure.savefig(io.BytesIO())
+    assert not [w for w in recwarn.list if issubclass(w.category, RuntimeWarning | UserWarning)]

@@ -21,7 +21,8 @@ from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.runs.run import Run
 from tfpfl.studies import plots
 from tfpfl.studies.report import ReportError, render, write_report
-from tfpfl.studies.run_groups import clients, paired
+from tfpfl.studies.report.sections import costs
+from tfpfl.studies.run_groups import clients, group_runs, paired
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -395,3 +396,14 @@ def test_the_command_makes_the_same_run(asked, tmp_path, monkeypatch):
     again, folder = configured(words[2:])
     assert str(folder) == "runs/a b"
     assert again == first and again.run_id == first.run_id
+
+
+def test_rounds_and_seconds_are_of_the_same_runs():
+    """Two seeds that ended after 20 and 60 rounds, each of one second, took 40 seconds for 40 rounds, in the mean."""
+    found = [made("fedavg", seed, rounds=rounds) for seed, rounds in ((0, 20), (1, 60))]
+    found[0].config.rounds = 60  # it was stopped before
+    for row in (row for record in found for row in record.history):
+        row["seconds"] = 1.0
+    (table,) = costs(group_runs(found))
+    cells = dict(zip(table.head, table.rows[0], strict=True))
+    assert (cells["s a round"], cells["rounds"], cells["all seconds"]) == ("1", "40", "40")

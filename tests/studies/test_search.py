@@ -1,12 +1,15 @@
 """Searching: what is tried, with how many rounds, and that validation alone decides."""
 
+import io
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from helpers import small_runs as runs
+from tfpfl.data.kinds import label_kind
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.studies import search
@@ -186,3 +189,18 @@ def test_searches_that_cannot_be(config, tmp_path):
     with pytest.raises(ValueError, match="the federation has none: raise --validation"):
         search.search_hyperparameters(RunConfig(federation=str(without.path)), [{"beta": 0.1}], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_setting_with_which_a_client_diverged_is_not_chosen(config, tmp_path, monkeypatch):
+    """Its RMSE is infinite: it is one that diverged, as that of a run that could not go on."""
+    scores = {0.1: math.inf, 0.2: 2.0, 0.3: math.nan, 0.4: 1.0}
+    monkeypatch.setattr(
+        search, "_scores", lambda folder, its, *_: (scores[its.hyperparameters["beta"]], math.nan, math.nan, None)
+    )
+    monkeypatch.setattr(search, "kind_of", lambda *_: label_kind("regression"))
+    first, second, _ = search.search_hyperparameters(config, [{"beta": b} for b in scores], tmp_path / "out", factor=2)
+    assert [c.hyperparameters["beta"] for c in first] == [0.4, 0.2, 0.1, 0.3]
+    assert [c.hyperparameters["beta"] for c in second] == [0.4, 0.2]
+    told = io.StringIO()
+    Console(file=told, width=200).print(rungs([first], config))
+    assert told.getvalue().count("diverged") == 2

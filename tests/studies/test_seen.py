@@ -1,6 +1,7 @@
 """A comparison does not mix clients that never took part into its tests, and says how many there are of each."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import EV_ALL, EV_SEEN, EV_UNSEEN
 from tfpfl.runs.run import Run
 from tfpfl.studies import comparison
+from tfpfl.studies.paper_tables import latex, paper_table
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers import ledger_tables
 from tfpfl.studies.records import Record
@@ -123,3 +125,28 @@ def test_one_split_for_all_seeds_and_older_runs_keep_theirs(tmp_path, monkeypatc
         comparison.compare_runs([config(1)], tmp_path / "beside", beside=[folders[1]])
     beside = comparison.compare_runs([replace(config(1), algorithm="fedavg")], tmp_path / "beside", beside=[folders[1]])
     assert Record.read(beside[0]).config.federation_hash == found[1].config.federation_hash
+
+
+def test_one_seed_of_three_with_clients_that_were_never_seen_gives_no_interval():
+    """There is none over seeds; one over clients must not stand under a caption that speaks of seeds."""
+    three = [with_accuracies("local", lambda i: 0.9 if i in FIRST else 0.5 + 0.02 * i, seed=seed) for seed in range(3)]
+    for record in three[1:]:
+        record.__dict__["took_part"] = dict.fromkeys(range(CLIENTS), 1)
+    (row,) = comparison.rows(three)
+    assert row["seeds"] == 3 and row["never seen"] == pytest.approx(62) and math.isnan(row["never seen ±"])
+    assert not math.isnan(row["accuracy ±"])
+    told = latex(paper_table({"data": [row]}, ["score"])).split("Local & ")[1]
+    assert "62.00" in told and "62.00 " + chr(36) not in told
+    page = render(three)
+    assert "± nan" not in page and "<td>62.00</td>" in page
+    (one,) = comparison.rows(three[:1])  # here there is no seed but this one
+    over_clients = 1.96 * 2 * math.sqrt(2 / 3) / math.sqrt(3)
+    assert one["never seen ±"] == pytest.approx(over_clients)
+
+
+def test_the_note_says_of_whom_the_tests_are_where_one_run_is_unknown(records):
+    """Then all clients are compared with themselves."""
+    unknown = [records[0], made("fedavg_ft", took_part=None)]
+    assert comparison.rows(unknown)[1]["pairs"] == CLIENTS
+    (told,) = (note for note in comparison.notes(unknown) if note.startswith("Gains"))
+    assert told == "Gains, p and shares of clients that are worse: of all clients, seen or not."

@@ -19,7 +19,7 @@ from tensorboard.plugins.scalar.summary import scalar_pb
 
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.data.kinds import ACCURACY
-from tfpfl.runs.metrics import DIRECTIONS
+from tfpfl.runs.metrics import DIRECTIONS, NEITHER
 
 
 class Callback:
@@ -139,7 +139,7 @@ class EarlyStopping(Callback):
 
     Raises:
         InvalidArgument: `patience` is less than 1, or `mode` is another word. Raised when the training starts: it does
-            not measure what is monitored.
+            not measure what is monitored, or neither more nor less of it is better.
     """
 
     def __init__(self, patience: int, monitor: str | None = None, mode: str | None = None):
@@ -161,6 +161,11 @@ class EarlyStopping(Callback):
                 f"{', '.join(measured)}. Add it to `metrics`"
             )
         self._best_is = self.mode or measured[self.monitor]
+        if self._best_is == NEITHER:
+            raise InvalidArgument(
+                f"early stopping cannot look at {self.monitor}, of which neither more nor less is better: look at "
+                f"{score.name} or loss, or, in Python, give a mode"
+            )
         self._scores = []
         for row in training.store.history():
             self._see(training, row)

@@ -5,6 +5,7 @@ classification, of the targets [N, K] and the outputs [N, K]. It is computed whe
 process, for every engine. Those of tfpfl are in `tfpfl.runs.metric_functions`.
 """
 
+import math
 import re
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,7 @@ from tfpfl.runs.metric_functions import (
 
 ALWAYS = {"accuracy": "max", "loss": "min"}  # what every evaluation of classes has: its direction
 DIRECTIONS = ("max", "min")
+NEITHER = "neither"  # the direction of a metric of which a certain number is best, such as a coverage of Q
 _TAKEN = (*ALWAYS, "examples", "correct", "logits", "outputs", "finite", "rejected", "clients", "round", "seconds")
 
 
@@ -48,7 +50,8 @@ class Metric:
             [N, K], outputs float [N, K]) -> number. N is at least 1. NaN stands for "not defined for
             these examples": the client is then left out of means, as one without examples is.
         unit: 'fraction' for a number in [0, 1], which tables show in %; otherwise the unit's name, '' for none.
-        direction: 'max' if a larger number is better, 'min' if a smaller one is.
+        direction: 'max' if a larger number is better, 'min' if a smaller one is; 'neither' if neither is: tables then
+            show no best one, and early stopping does not look at it.
         kinds: the names of the kinds of labels that it is for, see `tfpfl.data.kinds`; () for all.
 
     Raises:
@@ -67,7 +70,7 @@ class Metric:
                 "the name of a metric has letters, digits and _, begins with a letter, and is not one of "
                 f"{', '.join(_TAKEN)}; found {self.name!r}. Write Metric('name', function)"
             )
-        check_choice(direction=(self.direction, DIRECTIONS))
+        check_choice(direction=(self.direction, (*DIRECTIONS, NEITHER)))
 
     def __call__(self, labels: np.ndarray, logits: np.ndarray) -> float:
         """The metric as a Python float.
@@ -115,7 +118,7 @@ _BUILT_IN = (
     Metric("rmse", rmse, "", "min", _NUMBERS),
     Metric("mae", mae, "", "min", _NUMBERS),
     Metric("r2", r2, "", "max", _NUMBERS),
-    Metric("coverage", coverage, "fraction", "max", ("quantile",)),
+    Metric("coverage", coverage, "fraction", NEITHER, ("quantile",)),
     Metric("rmse", of_rates(rmse), "", "min", _COUNTS),
     Metric("mae", of_rates(mae), "", "min", _COUNTS),
     Metric("deviance", deviance, "", "min", _COUNTS),
@@ -268,20 +271,29 @@ _described: dict[str, tuple[str, str]] = {}  # name -> unit and direction
 
 def is_fraction(name: str) -> bool:
     """Whether tables show a metric in %; not if this process does not know its unit."""
-    return _unit(name) == "fraction"
+    return unit_of(name) == "fraction"
 
 
-def _unit(name: str) -> str:
+def unit_of(name: str) -> str:
+    """The unit of a metric: 'fraction', or what tables write behind a number; '' if this process does not know it."""
     return METRICS[name].unit if name in METRICS else _described.get(name, ("",))[0]
+
+
+def direction_of(name: str) -> str:
+    """'max' if a larger number of this metric is better, 'min' if a smaller one is, or 'neither'; '' if not known."""
+    return METRICS[name].direction if name in METRICS else _described.get(name, ("", ""))[1]
 
 
 def shown_score(named: ScoreName, value: float, half: float | None = None) -> str:
     """A score as text for a table, with half its interval if that is given; '-' for NaN.
 
-    Fractions are in %, such as '96.34 ± 0.43' for 0.9634 and 0.0043; other scores have four significant digits.
+    Fractions are in %, such as '96.34 ± 0.43' for 0.9634 and 0.0043; other scores have four significant digits. A half
+    that is NaN or infinite says nothing and is left out.
     """
     if value != value:
         return "-"
+    if half is not None and not math.isfinite(half):
+        half = None
     if named.is_fraction:
         return f"{100 * value:.2f}" + (f" ± {100 * half:.2f}" if half is not None else "")
     return f"{value:.4g}" + (f" ± {half:.2g}" if half is not None else "")
@@ -327,7 +339,7 @@ def shown(name: str, value: float) -> str:
         return "-"
     if is_fraction(name):
         return f"{100 * value:.2f}"
-    return f"{value:.4g} {_unit(name)}".rstrip()
+    return f"{value:.4g} {unit_of(name)}".rstrip()
 
 
 def measurer(

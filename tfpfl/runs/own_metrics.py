@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 from tfpfl.algorithms.modules_beside import sha256_of
 from tfpfl.algorithms.own import OwnCode, code_named, key_of
 from tfpfl.checks import InvalidArgument, one_line
-from tfpfl.runs.metrics import DIRECTIONS, METRICS, Metric, describe_metric, is_own, metric_names, register_metric
+from tfpfl.runs.metrics import (
+    DIRECTIONS,
+    METRICS,
+    NEITHER,
+    Metric,
+    describe_metric,
+    is_own,
+    metric_names,
+    register_metric,
+)
 
 # `beside` is missing in runs that are older than this entry.
 ENTRY = ("kind", "name", "place", "function", "package", "sha256", "beside", "unit", "direction")
@@ -108,7 +117,7 @@ def check_entry(name: str, entry: Any) -> None:
         InvalidArgument: a key is missing or unknown, a value is no text, or the values do not go together.
     """
     texts = isinstance(entry, dict) and all(isinstance(v, str) or (k, v) == ("package", None) for k, v in entry.items())
-    if not texts or {*entry, "beside"} != {*ENTRY} or entry["direction"] not in DIRECTIONS:
+    if not texts or {*entry, "beside"} != {*ENTRY} or entry["direction"] not in (*DIRECTIONS, NEITHER):
         raise InvalidArgument(
             f"own_metrics: {name} must have texts for {', '.join(ENTRY)}; found {one_line(entry, 200)}"
         )

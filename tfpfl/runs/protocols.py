@@ -391,6 +391,8 @@ def _mean(rows: Iterable[Score], mean: str, named: ScoreName, what: str | None =
     if mean == "clients":
         return statistics.mean_over_clients(values)
     examples = [e.num_examples for e in rows]
+    if what not in (None, named.name, "accuracy", "loss"):  # not defined for a client: it is left out, and its examples
+        examples = [n if value == value else 0 for value, n in zip(values, examples, strict=True)]
     if (what or named.name) == "rmse":  # the root comes last: that of all examples' squares
         return math.sqrt(statistics.pooled(np.square(values), examples))
     return statistics.pooled(values, examples)

@@ -12,7 +12,8 @@ from tfpfl.runs import statistics
 class Score(NamedTuple):
     """One client's loss and score with one model on one split; both NaN if it has no examples in the split.
 
-    The score is that of the run's kind: the accuracy of classes, in [0, 1]; see `tfpfl.data.kinds`.
+    The score is that of the run's kind: the accuracy of classes, in [0, 1]; see `tfpfl.data.kinds`. If the client has
+    examples and its model diverged, the loss is infinite, and so is a score of which less is better.
     """
 
     round_num: int
@@ -32,6 +33,14 @@ class Score(NamedTuple):
     def value(self, what: str) -> float:
         """The number of this name: a metric, 'accuracy' (the score) or 'loss'; NaN if it was not measured."""
         return float(getattr(self, what) if what in ("accuracy", "loss") else self.metrics.get(what, np.nan))
+
+
+def or_worst(values: Any) -> Any:
+    """Losses, or scores of which less is better, of clients with examples: infinity in place of what is not finite.
+
+    NaN would say that a client has no examples. It would be left out of the means, which would look better for it.
+    """
+    return np.where(np.isfinite(values), values, np.inf)
 
 
 def evaluation_rows(
@@ -56,8 +65,9 @@ def evaluation_rows(
             loss, found = np.nan, np.nan
             if examples:
                 right = score.get(f"{split}_correct")
-                found = float(score[f"{split}_score"]) if right is None else int(right) / examples
-                loss = float(score[f"{split}_loss"])
+                # Of all scores that are no counts less is better.
+                found = float(or_worst(score[f"{split}_score"])) if right is None else int(right) / examples
+                loss = float(or_worst(score[f"{split}_loss"]))
             others = measure(int(client_id), split, score) if measure else {}
             rows.append(Score(round_num, int(client_id), model, split, examples, loss, found, others))
     return rows

@@ -2,6 +2,9 @@
 
 In all functions NaN stands for "this client has no examples in this split" or "this round was not evaluated". Such
 values are left out; `num_tested` counts the others. If no value is left, the result is NaN.
+
+Infinity stands for "this client has examples, but its model diverged" (see `tfpfl.runs.scores.or_worst`). Such values
+are not left out: the mean is infinite then, and so are the standard deviation and the width of an interval.
 """
 
 import math
@@ -30,6 +33,8 @@ def num_tested(values) -> int:
 def mean_over_clients(values) -> float:
     """The unweighted mean: every client has the same weight."""
     present = _present(values)
+    if (present == math.inf).any() and (present == -math.inf).any():  # such gains have no mean
+        return math.nan
     return float(present.mean()) if len(present) else math.nan
 
 
@@ -59,7 +64,7 @@ def pooled(values, num_examples) -> float:
 def ci95(values) -> float:
     """Half the width of the 95 % interval of the mean over clients: 1.96 std / sqrt(n), where std divides by n."""
     present = _present(values)
-    return float(1.96 * present.std() / math.sqrt(len(present))) if len(present) else math.nan
+    return 1.96 * std(present) / math.sqrt(len(present)) if len(present) else math.nan
 
 
 def crossed(values) -> tuple[float, float]:
@@ -87,6 +92,8 @@ def crossed(values) -> tuple[float, float]:
     seeds, clients = values.shape
     if not values.size:
         return math.nan, math.nan
+    if not np.isfinite(values).all():
+        return mean_over_clients(values.ravel()), math.inf
     mean = values.mean()
     if seeds < 2 or clients < 2:
         return float(mean), math.inf
@@ -128,22 +135,33 @@ def worst(values, fraction: float = 0.1, direction: str = "max") -> float:
 def std(values) -> float:
     """The standard deviation over clients. It divides by n and not by n - 1, because these are all clients."""
     present = _present(values)
+    if not np.isfinite(present).all():
+        return math.inf
     return float(present.std()) if len(present) else math.nan
 
 
 def deciles(values) -> np.ndarray:
     """The nine deciles [9]: the values that 10, 20, ..., 90 % of the clients do not exceed, interpolated."""
-    present = _present(values)
-    return np.quantile(present, np.arange(1, 10) / 10) if len(present) else np.full(9, math.nan)
+    present, tenths = _present(values), np.arange(1, 10) / 10
+    if not len(present):
+        return np.full(9, math.nan)
+    # The largest number stands in for infinity, because NumPy would give NaN between the two; there is infinity.
+    numbers = np.minimum(present, present[np.isfinite(present)].max(initial=0.0))
+    ends = np.quantile(present, tenths, method="higher")
+    return np.where(np.isinf(ends), ends, np.quantile(numbers, tenths))
 
 
 def jain(values) -> float:
     """Jain's fairness index (sum x)^2 / (n sum x^2): 1 if all values are equal, 1 / n if one client has everything.
 
+    It is NaN if a value is infinite.
+
     Raises:
         InvalidArgument: a value is negative.
     """
     present = _not_negative(values)
+    if not np.isfinite(present).all():
+        return math.nan
     squares = len(present) * (present**2).sum()
     return float(present.sum() ** 2 / squares) if squares else math.nan
 
@@ -151,10 +169,14 @@ def jain(values) -> float:
 def gini(values) -> float:
     """The Gini coefficient: the mean of |x_i - x_j| over all i, j, divided by twice the mean; 0 if all are equal.
 
+    It is NaN if a value is infinite.
+
     Raises:
         InvalidArgument: a value is negative.
     """
     present = np.sort(_not_negative(values))
+    if not np.isfinite(present).all():
+        return math.nan
     n, total = len(present), present.sum()
     return float((2 * np.arange(1, n + 1) - n - 1) @ present / (n * total)) if total else math.nan
 
@@ -163,7 +185,7 @@ def gains(values, than) -> np.ndarray:
     """The differences values - than [n], client by client; NaN if one of the two is NaN.
 
     They are rounded to 12 digits of the largest value, so that what is equal but for rounding counts as equal: the mean
-    of the same ten scores depends on their order in the last bit.
+    of the same ten scores depends on their order in the last bit. Two infinite values are equal.
 
     Raises:
         InvalidArgument: they are not two vectors of the same length.
@@ -175,7 +197,9 @@ def gains(values, than) -> np.ndarray:
         )
     both = np.abs([values, than])
     largest = both[np.isfinite(both)].max(initial=0.0)
-    return np.round(values - than, 12 - math.ceil(math.log10(largest))) if largest else values - than
+    alike = np.isinf(values) & (values == than)
+    differences = np.where(alike, 0.0, values) - np.where(alike, 0.0, than)
+    return np.round(differences, 12 - math.ceil(math.log10(largest))) if largest else differences
 
 
 def share_worse(values, than, direction: str = "max") -> float:
@@ -193,9 +217,12 @@ def wilcoxon(values, than, direction: str = "max") -> Wilcoxon:
     With direction='min', where smaller is better, it tests that they have less.
 
     FedAMP (arXiv 2007.03797) reports this test. Zero differences are left out. The p-value is scipy's: exact for few
-    pairs without ties, otherwise from the normal approximation; NaN if no pair differs.
+    pairs without ties, otherwise from the normal approximation; NaN if no pair differs. Infinite gains have the highest
+    ranks.
     """
     present = _present(gains(values, than) * (1 if direction == "max" else -1))
+    most = 2 * np.abs(present[np.isfinite(present)]).max(initial=1.0)
+    present = np.clip(present, -most, most)  # scipy gives NaN for infinity; the ranks stay the same
     zeros = int((present == 0).sum())
     if zeros == len(present):
         return Wilcoxon(math.nan, math.nan, 0, zeros)
@@ -206,13 +233,15 @@ def wilcoxon(values, than, direction: str = "max") -> Wilcoxon:
 def over_seeds(values) -> tuple[float, float]:
     """The mean over seeds, and half the width of its 95 % interval.
 
-    The interval is Student's t with n - 1 degrees of freedom; NaN for a single seed.
+    The interval is Student's t with n - 1 degrees of freedom; NaN for a single seed, infinite if a value is.
     """
     present = _present(values)
     if not len(present):
         return math.nan, math.nan
     if len(present) == 1:
         return float(present[0]), math.nan
+    if not np.isfinite(present).all():
+        return mean_over_clients(present), math.inf
     half = stats.t.ppf(0.975, len(present) - 1) * present.std(ddof=1) / math.sqrt(len(present))
     return float(present.mean()), float(half)
 

@@ -169,7 +169,12 @@ def scores(rows: Sequence[tuple], what: str, metrics: Iterable[tuple] = (), name
     for row in rows:
         if wrong := _wrong(row, named):
             raise StoreError(f"{what} are damaged: one {wrong}")
-    found = [Score(*row[:5], *(math.nan if x is None else x for x in row[5:])) for row in rows]
+    # Runs of before have no number where a client with examples diverged; NaN would say that it has no examples.
+    broken = (math.inf, math.nan if named.is_fraction else math.inf)
+    found = []
+    for *of, loss, score in rows:
+        instead = broken if of[4] else (math.nan, math.nan)
+        found.append(Score(*of, *(b if x is None else x for x, b in zip((loss, score), instead, strict=True))))
     return [score._replace(metrics=others[score[:4]]) if score[:4] in others else score for score in found]
 
 

@@ -24,6 +24,7 @@ from scipy import stats
 
 from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.data.kinds import ScoreName
+from tfpfl.runs import statistics
 from tfpfl.runs.metrics import times, word
 from tfpfl.studies.shared_head import held_out_of
 
@@ -128,8 +129,8 @@ def decide(clients: Sequence[HeldOut], named: ScoreName, *, left_out: int = 0, s
     if not clients:
         raise InvalidArgument("there is nothing to compare: no client that took part has held-out examples")
     sign = 1 if named.larger_is_better else -1
-    gains = np.array([sign * (c.own_score - c.shared_score) for c in clients])
-    losses = np.array([float(np.mean(c.shared_losses) - np.mean(c.own_losses)) for c in clients])
+    gains = sign * statistics.gains(*_pairs([(c.own_score, c.shared_score) for c in clients]))
+    losses = statistics.gains(*_pairs([(np.mean(c.shared_losses), np.mean(c.own_losses)) for c in clients]))
     (gain, half, p, side), (loss_gain, loss_half, loss_p, loss_side) = map(_over_clients, (gains, losses))
     by_score, by_loss = _said(gain, p, side), _said(loss_gain, loss_p, loss_side)
     verdict = {1: "help", -1: "hurt", 0: "none" if len(clients) > 6 else "few"}[by_score or by_loss]
@@ -181,11 +182,16 @@ def benjamini_hochberg(p_values: np.ndarray) -> np.ndarray:
     return found
 
 
+def _pairs(values: Sequence[tuple[Any, Any]]) -> np.ndarray:
+    """float [2, n]: the first of each pair, and the second."""
+    return np.array(values, np.float64).T
+
+
 def _over_clients(gains: np.ndarray) -> tuple[float, float, float, float]:
     """(mean, half its 95 % interval, p-value of Wilcoxon's test, on whose side its ranks are: more than 0 for own)."""
     mean, n = float(gains.mean()), len(gains)
     half = float(stats.t.ppf(0.975, n - 1) * gains.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
-    differ = gains[np.abs(gains) > 1e-12]
+    differ = gains[gains != 0]  # `statistics.gains` has rounded what is equal but for rounding
     if not len(differ):
         return mean, half, 1.0, 0.0
     plus = float(stats.rankdata(np.abs(differ)) @ (differ > 0))

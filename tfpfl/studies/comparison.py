@@ -22,7 +22,7 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.folders import check_free
-from tfpfl.runs.metrics import METRICS, SCORES, is_fraction, score_of, times
+from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
 from tfpfl.runs.run import Run, check_needs
 from tfpfl.runs.training import DivergedError
@@ -240,7 +240,8 @@ def notes(records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str 
     """What a reader must know of a comparison: who had taken part, who is compared one by one, and the splits."""
     told = [told_seen(records, protocol), told_conditions(records), told_classes(records)]
     if any(is_mixed(record, protocol) for record in records):
-        whose = "all clients, seen or not" if pairs == "all" else "clients that both methods had seen"
+        seen = pairs_protocol(records, protocol, pairs).clients == "seen"
+        whose = "clients that both methods had seen" if seen else "all clients, seen or not"
         told.append(f"Gains, p and shares of clients that are worse: of {whose}.")
     return [sentence for sentence in (*told, told_splits(records)) if sentence]
 
@@ -312,14 +313,17 @@ def _seen(s: RunGroup, protocol: Protocol, mixed: bool) -> dict:
 
 
 def _score(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
-    """The score, fractions in %, and half its interval: over seeds, or over clients if there is one seed."""
+    """The score, fractions in %, and half its interval: over seeds, or over clients if there is one seed.
+
+    Half the interval is NaN where there are several seeds, and only one of them has such clients.
+    """
     results = [record.result(protocol) for record in s.records]
     if protocol.clients in SIDES:  # a seed may have no such clients
         results = [result for result in results if result is not None]
     if None in results or not results:
         return math.nan, math.nan
     factor = times(s.score)
-    if len(results) == 1:
+    if len(s.records) == 1:
         return factor * results[0].score, factor * results[0].score_ci95
     mean, half = statistics.over_seeds([result.score for result in results])
     return factor * mean, factor * half
@@ -332,7 +336,7 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
     for name in names:
         factor = 100 if is_fraction(name) else 1
         mean, half = statistics.over_seeds([result.metrics.get(name, math.nan) for _, result in measured_by])
-        if len(measured_by) == 1:
+        if len(measured_by) == len(s.records) == 1:
             ((record, _),) = measured_by
             by_round = record.rows_of(protocol).values()
             half = float(np.mean([statistics.ci95([e.value(name) for e in scores]) for scores in by_round]))
@@ -377,7 +381,8 @@ def shown(name: str, value, score: ScoreName = ACCURACY) -> str:
         return "-"
     if name.startswith("p ("):
         return f"{value:.1e}" if value < 1e-3 else f"{value:.3f}"
-    if name in METRICS and not is_fraction(name):
+    metric = name.removesuffix(" ±")
+    if direction_of(metric) and not is_fraction(metric):
         return f"{value:.4g}"
     of_score = SCORES.get(name.removesuffix(" ±"), score if name.startswith(_OF_SCORES) else ACCURACY)
     if not of_score.is_fraction:

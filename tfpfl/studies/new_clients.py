@@ -34,6 +34,7 @@ from tfpfl.engines.rounds import Messages, for_new_clients
 from tfpfl.engines.visit import Visit, evaluate, federation_readers
 from tfpfl.models import tree
 from tfpfl.runs import files, statistics
+from tfpfl.runs.scores import or_worst
 
 WAYS = ("own", "global")
 
@@ -51,7 +52,7 @@ class Adapted(NamedTuple):
     client_ids: np.ndarray  # int [n]
     num_examples: np.ndarray  # int [n], in the split
     score: np.ndarray  # float [n, epochs + 1], such as the accuracy; NaN for a client without examples in the split
-    loss: np.ndarray  # float [n, epochs + 1], mean loss; NaN likewise
+    loss: np.ndarray  # float [n, epochs + 1], mean loss; NaN likewise; infinity if the client diverged
     client_names: Sequence[str] = ()  # [n], the clients' names in the federation; () if they are not known
     named: ScoreName = ACCURACY  # what the score is called, its unit and direction
 
@@ -210,8 +211,9 @@ def adapt_clients(
     examples, names = federation.num_examples(split)[ids], [federation.client_names[i] for i in ids]
     score, loss = (np.stack([np.asarray(each[k], float) for each in found]) for k in (0, 1))
     untested = examples[:, None] == 0
-    if kind.counts:
-        score = score / np.maximum(examples, 1)[:, None]
+    # A client that diverged must not look like one without examples, which is left out of the means.
+    score = score / np.maximum(examples, 1)[:, None] if kind.counts else or_worst(score)
+    loss = or_worst(loss)
     score, loss = (np.where(untested, np.nan, each) for each in (score, loss))
     return Adapted(name, protocol, split, ids, examples, score, loss, names, kind.label.score)
 

@@ -11,6 +11,7 @@ from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import statistics
 from tfpfl.runs.client_model import ClientModels
 from tfpfl.runs.metric_functions import ece, nll
+from tfpfl.runs.scores import or_worst
 
 
 class Exchange(NamedTuple):
@@ -70,7 +71,7 @@ def exchange(run, split: str = "test") -> Exchange:
             elif kind.counts:
                 score[i, j] = np.mean(kind.correct(tf.constant(z), tf.constant(y)))
             else:
-                score[i, j] = float(kind.score(tf.constant(z), tf.constant(y)))
+                score[i, j] = or_worst(kind.score(tf.constant(z), tf.constant(y)))
     return Exchange(np.array(ids), score, kind.label.score)
 
 

@@ -16,7 +16,7 @@ from tabulate import LATEX_ESCAPE_RULES
 from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import files
-from tfpfl.runs.metrics import METRICS, SCORES, in_unit, score_of
+from tfpfl.runs.metrics import SCORES, direction_of, in_unit, score_of
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.comparison import columns_for, columns_named, shown
 from tfpfl.studies.run_groups import SIDE_WORDS
@@ -120,13 +120,13 @@ def _cells(column: str, rows: Sequence[dict], score: ScoreName) -> list[PaperCel
     numbers = [sign * v if sign and not isinstance(v, str) and v == v else -math.inf for v in values]
     best = max(numbers, default=-math.inf)
     at = numbers.index(best) if best > -math.inf else None  # numbers that look equal are equally good to a reader
-    reach = 0.0 if at is None or math.isnan(halves[at]) else halves[at]
+    reach = 0.0 if at is None or not math.isfinite(halves[at]) else halves[at]
     is_best = [
         at is not None and n > -math.inf and (n >= best - reach or t == texts[at])
         for n, t in zip(numbers, texts, strict=True)
     ]
     return [
-        PaperCell(text, "" if half != half else shown(column, half, score), bold)
+        PaperCell(text, shown(column, half, score) if math.isfinite(half) else "", bold)
         for text, half, bold in zip(texts, halves, is_best, strict=True)
     ]
 
@@ -135,8 +135,8 @@ def _direction(column: str, score: ScoreName) -> int:
     """1 if more is better, -1 if less is, 0 if neither."""
     if column in SCORES or column.startswith(_OF_SCORES):
         return 1 if SCORES.get(column, score).larger_is_better else -1
-    if column in METRICS:
-        return 1 if METRICS[column].direction == "max" else -1
+    if direction := direction_of(column):
+        return {"max": 1, "min": -1}.get(direction, 0)
     return 1 if column.startswith(_HIGHER) else -1 if column.startswith(_LOWER) else 0
 
 

@@ -161,8 +161,9 @@ def search_hyperparameters(
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
     Returns:
-        The candidates of each stage, the best first. One that diverged is last and is not trained further. If all of a
-        stage diverged, it is the last one: `ranked` gives all settings in one order.
+        The candidates of each stage, the best first. One that diverged, or of which some client's model did, is last
+        and is not trained further. If all of a stage diverged, it is the last one: `ranked` gives all settings in one
+        order.
 
     Raises:
         InvalidArgument: no setting, a setting twice, one that does not fit the method or the data, or a federation
@@ -199,10 +200,10 @@ def search_hyperparameters(
             scores = _scores(folder, replace(its_config, rounds=rounds), federation, callbacks(written(setting)))
             seen, never_seen, counts = scores[1:]
             rung.append(Candidate(setting, rounds, scores[0], folder, seen, never_seen, counts, named))
-        rung.sort(key=lambda c: (math.isnan(c.score), -sign * c.score))
+        rung.sort(key=lambda c: (math.isnan(c.score), -sign * c.score))  # infinite ones before NaN
         found.append(rung)
         by_name = {_name(s): (s, c) for s, c in left}
-        left = [by_name[_name(c.hyperparameters)] for c in rung if not math.isnan(c.score)]
+        left = [by_name[_name(c.hyperparameters)] for c in rung if math.isfinite(c.score)]
         if not left:
             break
     return found
@@ -221,7 +222,7 @@ def ranked(stages: Sequence[Sequence[Candidate]]) -> list[Candidate]:
     for stage in reversed(stages):
         for candidate in stage:
             found.setdefault(_name(candidate.hyperparameters), candidate)
-    return [candidate for candidate in found.values() if not math.isnan(candidate.score)]
+    return [candidate for candidate in found.values() if math.isfinite(candidate.score)]
 
 
 def about_the_diverged(tried: Iterable[tuple[Mapping[str, Any], int, float]]) -> list[str]:
@@ -235,7 +236,7 @@ def about_the_diverged(tried: Iterable[tuple[Mapping[str, Any], int, float]]) ->
     return [
         f"{written(setting)} was among the best with fewer rounds, but diverged with {rounds}"
         for setting, rounds, score in tried
-        if math.isnan(score) and rounds > first
+        if not math.isfinite(score) and rounds > first
     ]
 
 

@@ -9,7 +9,7 @@ from tfpfl.algorithms import get_method
 from tfpfl.checks import one_line
 from tfpfl.data.kinds import ACCURACY
 from tfpfl.runs import statistics
-from tfpfl.runs.metrics import METRICS, in_unit, is_fraction, score_of, shown_score, times, word
+from tfpfl.runs.metrics import in_unit, is_fraction, score_of, shown_score, times, unit_of, word
 from tfpfl.runs.metrics import shown as shown_metric
 from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, metrics_of
@@ -128,7 +128,7 @@ def protocols(results: list, title: str, counts: tuple[int, int] | None = None) 
     pooled = {(r.model, r.clients, r.when, r.split): r.score for r in results if r.mean == "examples"}
     for r in results:
         if r.mean == "clients":
-            examples = shown_score(named, pooled[r.model, r.clients, r.when, r.split])
+            examples = shown_score(named, pooled.get((r.model, r.clients, r.when, r.split), math.nan))
             cells = (
                 shown_score(named, r.score, r.score_ci95),
                 examples,
@@ -182,8 +182,8 @@ def metrics_of_algorithms(rows: list[dict], names: list[str]) -> FittedTable:
         cells = []
         for name in names:
             half = row.get(f"{name} ±", math.nan)
-            told = shown(name, row[name]) + (f" ± {shown(name, half)}" if half == half else "")
-            unit = METRICS[name].unit if name in METRICS and not is_fraction(name) else ""
+            told = shown(name, row[name]) + (f" ± {shown(name, half)}" if math.isfinite(half) else "")
+            unit = "" if is_fraction(name) else unit_of(name)
             cells.append(f"{told} {text(unit)}".rstrip())
         table.add_row(text(row["algorithm"]), *cells)
     return table
@@ -224,7 +224,7 @@ def comparison_over_clients(
     def cell(row, name):
         half = row.get(f"{name} ±", math.nan)
         told = bytes_text(row[name]) if name == "bytes a visit" else shown(name, row[name], score)
-        return told + (f" ± {half:.2f}" if score.is_fraction else f" ± {half:.2g}") if half == half else told
+        return told + (f" ± {half:.2f}" if score.is_fraction else f" ± {half:.2g}") if math.isfinite(half) else told
 
     for row in rows:
         mixed = "seen" in row and row["never seen"] == row["never seen"]
@@ -260,7 +260,7 @@ def rungs(found: list, config) -> FittedTable:
     for rung in reversed(found):
         for candidate in rung:
             values = (text(candidate.hyperparameters[name]) for name in names)
-            diverged = candidate.score != candidate.score
+            diverged = not math.isfinite(candidate.score)
             score = "diverged" if diverged else shown_score(named, candidate.score)
             numbers = candidate.counts or ("-", "-")
             sides = zip((candidate.seen, candidate.never_seen), numbers, strict=True)

@@ -18,6 +18,7 @@ from tfpfl.studies.plots.style import (
     Drawing,
     bar,
     caption_height,
+    drawable,
     fill,
     in_style,
     literal,
@@ -27,6 +28,7 @@ from tfpfl.studies.plots.style import (
     put_title,
     row_lines,
     style,
+    with_diverged,
     words,
 )
 from tfpfl.studies.records import Record
@@ -60,19 +62,17 @@ def distribution(
     ]
     _check_scored(rows, protocol)
     said = _said(records, protocol) if caption else ""
-    height = (
-        1.5 + max(0.36, 0.17 * row_lines([s.label for s, _ in rows])) * len(rows)
-        if kind == "box"
-        else STYLE["figure.figsize"][1]
-    )
+    labels = [with_diverged(s.label, values) for s, values in rows]
+    height = 1.5 + max(0.36, 0.17 * row_lines(labels)) * len(rows) if kind == "box" else STYLE["figure.figsize"][1]
     figure, axes = make_figure(height + caption_height(said))
     axes.use_sticky_edges = False  # otherwise a box that begins at the worst client has no margin, and cuts its dot
     for i, (s, values) in enumerate(rows):
+        everyone, values = values, values[np.isfinite(values)]
         if not len(values):
             continue
         look = style(s.group.algorithm, s.group.variant, own=s.group.is_own)
         if kind == "ecdf":
-            axes.ecdf(values, label=s.label, color=look.color, linestyle=look.linestyle, alpha=_alpha(s))
+            axes.ecdf(everyone, label=labels[i], color=look.color, linestyle=look.linestyle, alpha=_alpha(s))
             continue
         low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
         # Multiples of the golden ratio spread the dots evenly, and the same way each time.
@@ -88,7 +88,7 @@ def distribution(
         )
         put_legend(figure, axes)
     else:
-        put_rows(axes, [s.label for s, _ in rows])
+        put_rows(axes, labels)
         several = any(len(side.group.records) > 1 for side in shown)
         axes.set(xlabel=f"{axis(named)}: a dot for every client" + (" and seed" if several else ""))
     put_title(axes, f"{named.title} of single clients", said)
@@ -123,7 +123,8 @@ def fairness(
     everyone = [(side, [clients(r, side.protocol) for r in side.group.records]) for side in rows]
     _check_scored([(side, np.concatenate(values)) for side, values in everyone], protocol)
     against = group_runs(baselines) if baselines else []
-    lower = 0.55 + 0.2 * len(rows) * row_lines([side.label for side in rows])
+    labels = [with_diverged(side.label, np.concatenate(values)) for side, values in everyone]
+    lower = 0.55 + 0.2 * len(rows) * row_lines(labels)
     said = _said(records, protocol) if caption else ""
     figure = Drawing(figsize=(STYLE["figure.figsize"][0], 2.9 + 2 * lower + caption_height(said)), layout="constrained")
     layout = [["deciles", "deciles"], ["worst", "worse" if against else "."], ["jain", "gini"]]
@@ -138,11 +139,11 @@ def fairness(
         color = look.color
         deciles = np.transpose([statistics.deciles(values) for values in by_seed])
         mean = factor * np.array([statistics.over_seeds(column)[0] for column in deciles])
-        axes["deciles"].plot(tenths, mean, label=side.label, alpha=_alpha(side), **look._asdict())
+        axes["deciles"].plot(tenths, drawable(mean), label=labels[i], alpha=_alpha(side), **look._asdict())
         for fraction, marker in WORST.values():
             value, half = statistics.over_seeds([r.worst(fraction, own) for r in s.records])
             axes["worst"].errorbar(
-                factor * value,
+                drawable(factor * value),
                 i,
                 xerr=bar(factor * value, factor * half, most),
                 fmt=marker,
@@ -167,7 +168,7 @@ def fairness(
         axes["worse"].set_xlabel(textwrap.fill(literal(f"% of clients worse than with {shown}"), 30), fontsize=8)
         axes["worse"].set_xlim(-4, 104)
     for name in axes.keys() - {"deciles"}:
-        put_rows(axes[name], [s.label if name in ("worst", "jain") else "" for s in rows])
+        put_rows(axes[name], labels if name in ("worst", "jain") else [""] * len(rows))
     put_title(axes["deciles"], "How evenly clients do", said)
     put_legend(figure, axes["deciles"])
     return figure
@@ -207,7 +208,8 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not exactly 0.1
     found = [(s, values) for s, values in found if len(values)] or found
     _check_scored(found, protocol)
-    everything = np.concatenate([values for _, values in found])
+    everything = np.concatenate([values[np.isfinite(values)] for _, values in found])
+    everything = everything if len(everything) else np.zeros(1)  # every client diverged with one of the two
     if named.is_fraction:
         width = next(w for w in (0.5, 1, 2, 5, 10) if np.ptp(everything) <= 25 * w or w == 10)
     else:
@@ -218,8 +220,8 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     lines = -(-len(found) // columns)
     shares = [100 * statistics.mean_over_clients(values < 0) for _, values in found]
     titles = [
-        textwrap.fill(literal(f"{s.label}: {worse:.0f} % worse"), 32 if columns > 1 else 64)
-        for (s, _), worse in zip(found, shares, strict=True)
+        textwrap.fill(literal(with_diverged(f"{s.label}: {worse:.0f} % worse", values)), 32 if columns > 1 else 64)
+        for (s, values), worse in zip(found, shares, strict=True)
     ]
     said = _said(records, protocol) if caption else ""
     each = 1.15 + 0.14 * max(title.count("\n") for title in titles)
@@ -228,7 +230,7 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     for axes, (s, values), title in zip(grid.flat, found, titles, strict=False):
         look = style(s.group.algorithm, s.group.variant, own=s.group.is_own)
-        axes.hist(values, edges, color=look.color, alpha=0.75 * _alpha(s))
+        axes.hist(values[np.isfinite(values)], edges, color=look.color, alpha=0.75 * _alpha(s))
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_title(title, fontsize=8.5)
         axes.tick_params(labelsize=TICKS)

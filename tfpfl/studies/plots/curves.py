@@ -16,12 +16,14 @@ from tfpfl.studies.plots.style import (
     Drawing,
     byte_unit,
     caption_height,
+    drawable,
     in_style,
     make_figure,
     put_legend,
     put_title,
     style,
     thousands,
+    with_diverged,
     words,
 )
 from tfpfl.studies.records import SPENT, Record
@@ -38,6 +40,8 @@ def curves(
     caption: bool = True,
 ) -> Figure:
     """Draws learning curves, with a band for the 95 % interval if there are several seeds.
+
+    A round in which a client diverged has no finite mean: the line has a gap, and its label says so.
 
     If some clients had never taken part by the last evaluated round, two smaller panels show those that had and the
     others, each round with its own.
@@ -87,9 +91,9 @@ def curves(
     figure, all_axes = _figure_of(len(panels), caption_height(under))
     shown = [[(s, *_points(s.records, x, what, side.protocol)) for s, *_ in lines] for side in panels]
     shown = [[line for line in each if len(line[1])] for each in shown]
-    means = np.concatenate([mean for each in shown for *_, mean, _ in each])
+    means = np.concatenate([mean[np.isfinite(mean)] for each in shown for *_, mean, _ in each])
     fraction = is_score and named.is_fraction
-    logarithmic = not fraction and bool(np.isfinite(means).all() and means.max() > 20 * means.min() > 0)
+    logarithmic = not fraction and bool(len(means) and means.max() > 20 * means.min() > 0)
     # A band of two seeds reaches 12.7 standard errors to each side: it ends where no accuracy or loss can be. On a
     # logarithmic axis 0 is infinitely far away; a band that reaches it ends at half the least mean.
     possible = (means.min() / 2 if logarithmic else 0.0, 1.0 if fraction else np.inf)
@@ -142,6 +146,7 @@ def _draw(lines, axes, x: str, divisor: float, factor: float, possible: tuple[fl
     """Draws lines with their bands, which end at the possible values; the limits of the axes cut nothing off."""
     faint = 0.15 if len(lines) <= 4 else 0.08  # many bands lie over each other
     for s, xs, mean, half in lines:
+        label, mean, half = with_diverged(s.label, mean, "round"), drawable(mean), drawable(half)
         low, high = (factor * np.clip(end, *possible) for end in (mean - half, mean + half))
         xs, mean = xs / divisor, factor * mean
         look = style(s.algorithm, s.variant, own=s.is_own)
@@ -150,8 +155,8 @@ def _draw(lines, axes, x: str, divisor: float, factor: float, possible: tuple[fl
             axes.axhline(mean[-1], linewidth=1, alpha=0.7, label="_level", **line)
             xs, mean, low, high = xs[-1:], mean[-1:], low[-1:], high[-1:]
         every = max(1, len(xs) // 12)  # a marker about every twelfth of the line, and at its end
-        axes.plot(xs, mean, label=s.label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
-        if not np.isnan(half).any():
+        axes.plot(xs, mean, label=label, marker=look.marker, markevery=((len(xs) - 1) % every, every), **line)
+        if not np.isnan(half).all():
             axes.fill_between(xs, low, high, color=look.color, alpha=faint, linewidth=0)
     if lines and x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
         axes.set_xscale("log")

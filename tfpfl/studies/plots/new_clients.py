@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import in_unit, times
 from tfpfl.studies.new_clients import Adapted, check_one_score
-from tfpfl.studies.plots.style import Drawing, put_legend
+from tfpfl.studies.plots.style import Drawing, drawable, put_legend, with_diverged
 
 
 def new_clients(results: Sequence[Adapted]) -> Figure:
@@ -22,8 +22,9 @@ def new_clients(results: Sequence[Adapted]) -> Figure:
     figure = Drawing(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for r in results:
-        epochs, mean, half = np.arange(len(r.means)), factor * r.means, factor * r.intervals
-        (line,) = axes.plot(epochs, mean, marker="o", markersize=3, label=r.name)
+        epochs, mean, half = np.arange(len(r.means)), drawable(factor * r.means), drawable(factor * r.intervals)
+        label = with_diverged(r.name, r.means, "epoch")
+        (line,) = axes.plot(epochs, mean, marker="o", markersize=3, label=label)
         low, high = np.clip([mean - half, mean + half], 0, most)
         axes.fill_between(epochs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     counts = sorted({statistics.num_tested(r.score[:, 0]) for r in results})

@@ -163,9 +163,24 @@ def put_legend(figure, axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.8)
 
 
+def with_diverged(label: str, values: np.ndarray, of: str = "") -> str:
+    """A label that says how many of the values are infinite, because a client diverged: they cannot be drawn."""
+    broken = int(np.isinf(values).sum())
+    many = f"{of}s " if of and broken > 1 else f"{of} " if of else ""
+    return f"{label}, {broken} {many}diverged" if broken else label
+
+
+def drawable(values: np.ndarray) -> np.ndarray:
+    """The values with NaN, which leaves a gap, in the place of infinity."""
+    return np.where(np.isinf(values), np.nan, values)
+
+
 def bar(value: float, half: float, highest: float) -> list[list[float]] | None:
-    """An interval as matplotlib's `xerr`, cut to the possible values from 0 to `highest`; None for NaN: no bar."""
-    if np.isnan(half):
+    """An interval as matplotlib's `xerr`, cut to the possible values from 0 to `highest`.
+
+    None, for no bar, if it is NaN or infinite.
+    """
+    if not np.isfinite(half):
         return None
     return [[min(half, max(value, 0.0))], [min(half, max(highest - value, 0.0))]]
 

@@ -248,10 +248,11 @@ def costs(rows: list[RunGroup]) -> list:
             told = " + ".join(f"{np.mean([p[way] for p in passes]):.3g}" for way in ("forward", "backward"))
             total = f"{np.mean([r.spent('passes')[-1] for r in s.records]):,.0f}"
         seconds = [r.seconds_per_round for r in s.records]
+        rounds = f"{np.mean([r.rounds for r in s.records]):.10g}"  # seeds may have stopped after other rounds
         all_seconds = np.mean([r.spent("seconds")[-1] for r in s.records])
         all_bytes = bytes_text(np.mean([r.spent("bytes")[-1] for r in s.records]))
         cells = [bytes_text(down), bytes_text(up), told, f"{np.mean(seconds):.3g}"]
-        table.append([s.label, *cells, s.records[0].rounds, all_bytes, total, f"{all_seconds:.3g}"])
+        table.append([s.label, *cells, rounds, all_bytes, total, f"{all_seconds:.3g}"])
     head = ["algorithm", "down", "up", "passes", "s a round", "rounds", "all bytes", "all passes", "all seconds"]
     caption = (
         "Per client and round: bytes down and up; passes of the client's examples through the backbone, forward + "

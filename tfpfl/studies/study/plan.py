@@ -251,7 +251,7 @@ def _optuna(cell: Cell, made: _Jobs, score: Score) -> Generator[list[Job], list[
             return []
         cell.tried.append(tried)
         if done >= len(known):
-            found.tell(trial.number, _of_diverged(cell) if math.isnan(tried.score) else tried.score)
+            found.tell(trial.number, tried.score if math.isfinite(tried.score) else _of_diverged(cell))
     return _ranked(cell.tried, cell.score)
 
 
@@ -290,17 +290,17 @@ def _ranked(tried: list[Tried], named: ScoreName) -> list[dict]:
     """
     sign = 1 if named.larger_is_better else -1
     found: list[Tried] = []
-    for one in sorted(tried, key=lambda t: (-t.rounds, math.isnan(t.score), -sign * t.score)):
+    for one in sorted(tried, key=lambda t: (-t.rounds, not math.isfinite(t.score), -sign * t.score)):
         if all(one.setting != other.setting for other in found):
             found.append(one)
-    return [t.setting for t in found if not math.isnan(t.score)]
+    return [t.setting for t in found if math.isfinite(t.score)]
 
 
 def _of_diverged(cell: Cell) -> float:
     """What Optuna is told of a run that diverged: the worst score that there can be, or that there was."""
     if cell.score.larger_is_better:
         return 0.0
-    return 2 * max((t.score for t in cell.tried if not math.isnan(t.score)), default=1e6)
+    return 2 * max((t.score for t in cell.tried if math.isfinite(t.score)), default=1e6)
 
 
 def _score_of(study: Study, data: DataSet, method: MethodEntry, federation: Federation) -> ScoreName:

@@ -179,7 +179,7 @@ class StudyResults:
                 "rounds": tried.rounds,
                 "seeds": len(tried.scores),
                 f"validation_{cell.score.name}": tried.score,
-                "diverged": math.isnan(tried.score),
+                "diverged": not math.isfinite(tried.score),
                 "chosen": tried is cell.best,
             }
             for cell in self.cells
