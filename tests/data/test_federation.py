@@ -5,12 +5,15 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data import Federation, FederationError, Partition, Source, blobs, load_source
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.population import Sampling
@@ -410,3 +413,108 @@ def test_plot_is_a_picture(tmp_path, clients):
     plots.classes(fed).savefig(tmp_path / "classes.png")
     picture = imread(tmp_path / "classes.png")
     assert picture.shape[0] > 300 and picture.shape[1] > 300 and picture.std() > 0.05
+
+
+def apart():
+    """A source of 80 training and 20 test examples."""
+    x, y = np.arange(100.0)[:, None], np.arange(100) % 2
+    return Source.from_arrays(x[:80], y[:80], x[80:], y[80:])
+
+
+def returning(train, test, pooled=False, names=None):
+    def mine(labels, num_clients, seed, *, option=None):
+        return Partition(train, test, pooled, names)
+
+    return mine
+
+
+QUARTERS = [np.array_split(np.arange(n), 4) for n in (80, 20)]
+NOBODY = [np.zeros(0, int)] * 4
+
+
+@pytest.mark.parametrize(
+    "part, message",
+    [
+        ((np.array_split(np.arange(100), 4), NOBODY), "client 3 the train example 99, but .* 0..79. .* pooled=True"),
+        (([np.arange(79)], [np.array([-1, 3])]), "client 0 the test example -1, but the test set has .* 0..19"),
+        (([np.arange(79)], [np.array([3, 20])]), "client 0 the test example 20, but the test set has"),
+        (([np.arange(-1, 79)], [np.arange(3)]), "client 0 the train example -1"),
+        (([np.arange(80)], [np.arange(80, 101)], True), "test example 100, but both sets together have .* 0..99"),
+        ((QUARTERS[0], [np.repeat(own, 3) for own in QUARTERS[1]]), "client 0 the test example 0 3 times"),
+        (([np.arange(40), np.arange(40, 80)], [np.arange(5), np.array([7, 8, 7])]), "client 1 the test example 7 2"),
+        ((QUARTERS[0], QUARTERS[1][:3]), "training examples of 4 clients and test examples of 3"),
+        (([], []), "training examples of 0 clients"),
+        (([np.arange(80) < 40], [np.arange(3)]), "no list of train examples but bool of shape"),
+        ((*QUARTERS, False, [1, 2, 3, 4]), "1 is no text"),
+        ((*QUARTERS, False, ["a", None, "b", "c"]), "None is no text"),
+        ((*QUARTERS, False, ["a"]), "1 names for 4 clients"),
+        ((*QUARTERS, False, ["a", "a", "b", "c"]), "4 names, of which only 3 differ"),
+    ],
+)  # fmt: skip
+def test_what_a_partitioner_of_the_user_returns_is_checked_before_the_sets_are_joined(tmp_path, part, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Federation.build(apart(), returning(*part), out=tmp_path / "f")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_good_partition_of_the_user_keeps_test_and_training_apart(tmp_path):
+    for pooled, shift in ((False, 0), (True, 80)):
+        part = returning(QUARTERS[0], [own + shift for own in QUARTERS[1]], pooled, np.array(list("dcba")))
+        made = Federation.build(apart(), part, validation=0, out=tmp_path / str(pooled))
+        assert made.client_names == list("dcba") and made.raw(1, "test")[0].ravel().tolist() == [85, 86, 87, 88, 89]
+        assert made.raw(1, "train")[0].ravel().tolist() == list(range(20, 40))
+    both = returning(QUARTERS[0], [np.arange(3)] * 4)  # two clients may have the same test example
+    assert Federation.build(apart(), both, out=tmp_path / "both").num_examples("test").tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("value", [len, {1}, float("nan"), [1, float("inf")]], ids=str)
+def test_arguments_that_a_manifest_cannot_keep_are_refused_before_anything_is_written(tmp_path, monkeypatch, value):
+    monkeypatch.setattr("tfpfl.data.writing._write_blocks", None)
+    with pytest.raises(InvalidArgument, match="the argument option of the partitioner is .* the manifest cannot keep"):
+        Federation.build(apart(), returning(*QUARTERS), option=value, out=tmp_path / "f")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"version": 2}, "source.version is wrong: 2 is not of type 'string'"),
+        ({"name": None}, "source.name is wrong: None is not of type 'string'"),
+        ({"seed": 2**63}, "seed is wrong: 9223372036854775808 is greater than the maximum"),
+    ],
+)
+def test_no_folder_is_left_that_nothing_can_open(tmp_path, given, message):
+    with pytest.raises(InvalidArgument, match=f"could not be opened again: {message}"):
+        Federation.from_clients([(np.ones((8, 3)), np.arange(8) % 2)], out=tmp_path / "f", **given)
+    assert not list(tmp_path.iterdir())
+
+
+def client_data(*names):
+    def dataset(name):
+        return tf.data.Dataset.from_tensor_slices((np.ones((8, 2), np.float32), np.arange(8) % 2))
+
+    return SimpleNamespace(client_ids=list(names), create_tf_dataset_for_client=dataset)
+
+
+def test_clients_that_only_the_test_data_have_are_not_dropped(tmp_path):
+    with pytest.raises(InvalidArgument, match="2 clients have test data and no training data, the first is 'c'"):
+        Federation.from_clients(client_data("a", "b"), client_data("d", "b", "a", "c"), out=tmp_path / "f")
+
+
+def test_what_a_masked_array_hides_is_not_stored(tmp_path):
+    x, y = np.arange(16.0).reshape(8, 2), np.arange(8) % 2
+    for given in (np.ma.masked_greater(x, 10), list(np.ma.masked_greater(x, 10))):
+        with pytest.raises(InvalidArgument, match="client 0: train examples: 5 values of a masked array|1 values"):
+            Federation.from_clients([(given, y)], out=tmp_path / "f")
+    with pytest.raises(InvalidArgument, match="client 0: train labels: 4 values of a masked array are masked"):
+        Federation.from_clients([(x, np.ma.masked_equal(y, 1))], out=tmp_path / "f")
+    assert Federation.from_clients([(np.ma.array(x), y)], out=tmp_path / "f").num_examples("test").tolist() == [2]
+
+
+def test_whole_numbers_that_float32_rounds_are_said(tmp_path):
+    y = np.arange(20) % 2
+    with pytest.warns(TfpflWarning, match="whole numbers beyond 2.31 - 1, which are stored as float32 and are rounded"):
+        Federation.from_clients([(2**31 + np.arange(20), y)], out=tmp_path / "f")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.from_clients([(2**31 + 2**10 * np.arange(20), y)], out=tmp_path / "g")

@@ -111,3 +111,32 @@ def test_nothing_is_said_of_data_that_are_as_they_should_be(tmp_path):
         warnings.simplefilter("error")
         Federation.from_clients(two(np.arange(12) % 2), out=tmp_path / "f", test_fraction=0.1)
         Federation.build("digits", clients=20, K=2, out=tmp_path / "digits")
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "y, found",
+    [
+        (["yes", "no", NAN] * 4, "float nan as number 2"),
+        (["yes", 1, 2] * 4, "int 1 as number 1"),
+        ([b"yes", 1, 2] * 4, "bytes b'yes' as number 0"),
+        (["yes", True] * 6, "bool True as number 1"),
+    ],
+)
+def test_what_is_no_text_in_a_list_of_texts_is_no_class(tmp_path, y, found):
+    """NumPy makes the texts 'nan', '1' and 'True' of them."""
+    with pytest.raises(InvalidArgument, match=f"client 'ann': train labels must be integers, or .* found {found}"):
+        Federation.from_clients(two(y), out=tmp_path / "f")
+
+
+def test_bytes_that_are_no_utf8_are_refused_and_not_merged(tmp_path):
+    names = [name.encode("latin-1") for name in ("none", "café", "cafè")] * 4
+    for given in (names, np.array(names), np.array(names, object)):
+        with pytest.raises(
+            InvalidArgument, match=r"client 'ann': train labels: number 1 is b'caf.xe9', which is no te"
+        ):
+            Federation.from_clients(two(given), out=tmp_path / "f")
+    utf8 = [name.encode() for name in ("none", "café", "cafè")] * 4
+    assert Federation.from_clients(two(utf8), out=tmp_path / "f").class_names == ["cafè", "café", "none"]

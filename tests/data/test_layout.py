@@ -166,3 +166,26 @@ def test_shapes_and_their_parts():
     only = {"preprocessing": {"scale": 1.0, "shift": 0.0}, "example_shape": [3], "dtype": "int32"}
     layout = Layout.of_manifest(only)
     assert layout.names == [""] and not layout.whole(layout.arrays[0])  # a single array is read as floats, as before
+
+
+def tokens(n):
+    return (rng.integers(0, 50, (n, 5)), np.arange(5) < rng.integers(1, 6, (n, 1))), np.arange(n) % 2
+
+
+def test_a_tuple_of_as_many_arrays_as_examples_is_what_the_others_are(tmp_path):
+    given = {"train": tokens(10), "test": tokens(2)}
+    made = Federation.from_clients({"a": given, "b": tokens(2)}, validation=0, test_fraction=0, out=tmp_path / "f")
+    assert made.example_shape == ((5,), (5,)) and made.num_examples("train").tolist() == [10, 2]
+    for raw, wanted in zip(made.raw(0, "test")[0] + made.raw(1)[0], given["test"][0], strict=False):
+        np.testing.assert_array_equal(raw, wanted)
+    unequal = (np.ones((2, 5)), np.ones((2, 3))), [0, 1]  # no array has rows of two lengths
+    only = Federation.from_clients([unequal], validation=0, test_fraction=0, out=tmp_path / "unequal")
+    assert only.example_shape == ((5,), (3,))
+    rows = tuple(np.arange(6.0).reshape(2, 3)), [0, 1]
+    one = Federation.from_clients([(np.ones((4, 3)), [0, 1] * 2), rows], validation=0, out=tmp_path / "rows")
+    assert one.example_shape == (3,)
+
+
+def test_where_every_tuple_could_be_rows_or_arrays_a_dict_is_asked_for(tmp_path):
+    with pytest.raises(InvalidArgument, match="a tuple of 2 arrays of 2 rows: .* Give several arrays as a dict"):
+        Federation.from_clients([tokens(2), tokens(2)], validation=0, test_fraction=0, out=tmp_path / "f")

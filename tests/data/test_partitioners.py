@@ -5,8 +5,10 @@ import inspect
 import numpy as np
 import pytest
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.dealing import rounded
 from tfpfl.data.partitioners import GROUP_PRESETS, PARTITIONERS, Group, Labels, Partition, pathological, round_robin
+from tfpfl.data.source import Source
 
 
 def labels(num_train=2_000, num_test=500, num_classes=10, seed=3):
@@ -275,3 +277,75 @@ def test_seeds_are_integers_not_below_zero(name):
     for seed in (-1, 0.5, "0"):
         with pytest.raises(ValueError, match="seed must be an integer >= 0"):
             PARTITIONERS[name](data, clients, seed, **args)
+
+
+def by_key(key, key_test, **given):
+    """The names and the training keys of the clients of `natural`."""
+    x, y = np.zeros((len(key), 1)), np.arange(len(key)) % 2
+    source = Source.from_arrays(x, y, x[: len(key_test)], y[: len(key_test)], key=key, key_test=key_test)
+    part = PARTITIONERS["natural"](Labels(y, source.y_test, source.key_train, source.key_test), None, 0, **given)
+    return part.names, [np.unique(np.asarray(key, object)[own]).tolist() for own in part.train]
+
+
+LARGE = [2**63 + 5, 2**60 + 1, 2**60 + 2]
+
+
+@pytest.mark.parametrize(
+    "as_given", [list, lambda keys: np.array(keys, np.uint64), lambda keys: np.array(keys, object)]
+)
+def test_large_natural_keys_are_not_merged(as_given):
+    names, held = by_key(as_given(LARGE * 10), LARGE[1:] * 3)
+    assert names == [str(key) for key in sorted(LARGE)] and held == [[key] for key in sorted(LARGE)]
+
+
+@pytest.mark.parametrize(
+    "key, key_test, message",
+    [
+        ([0.5, float("nan")] * 6, [0.5] * 3, "key: 6 examples have no key, the first is number 1"),
+        (["a", float("nan")] * 6, ["a"] * 3, "key: 6 examples have no key"),
+        (["a", "b"] * 6, ["a", None, "b"], "key_test: 1 examples have no key, the first is number 1"),
+        (np.array(["2020-01-01", "NaT"] * 6, "M8[D]"), np.array(["2020-01-01"], "M8[D]"), "key: 6 exam"),
+        ([1, "1"] * 6, ["1"] * 3, "must be all texts or all numbers, found 1 .number. and '1' .text."),
+        ([2.0**53 + 2, 1.0] * 6, [1.0], "the natural key 9007199254740994.0 is a float that is too large"),
+        ([2**60, 0.5] * 6, [0.5], "is a float that is too large"),
+        (np.array([2.0**60, 5] * 6, object), [5], "is a float that is too large"),
+        (np.array([{}, {}] * 6, object), np.array([{}], object), "natural keys that cannot be sorted, such as {}"),
+    ],
+)  # fmt: skip
+def test_natural_keys_that_could_merge_two_clients_are_refused(key, key_test, message):
+    with pytest.raises(InvalidArgument, match=message):
+        by_key(key, key_test)
+
+
+def test_natural_keys_of_different_types_that_are_safe_are_as_before():
+    for key, key_test, names in (
+        (np.array([3, 1], np.int64), np.array([1], np.uint64), ["1.0", "3.0"]),
+        (np.array([3, 1], np.int32), np.array([10], np.int64), ["1", "3", "10"]),
+        (["ann", "bob"], ["bartholomew"], ["ann", "bartholomew", "bob"]),
+        ([0.5, 2], [2.0], ["0.5", "2.0"]),
+        (["", "x"], ["x"], ["", "x"]),
+    ):
+        assert by_key(np.repeat(key, 6), key_test)[0] == names
+
+
+@pytest.mark.parametrize("min_samples", [0, 1])
+def test_dirichlet_draws_again_until_each_client_has_a_train_and_a_test_part(min_samples):
+    rng = np.random.default_rng(3)
+    data = Labels(rng.integers(0, 10, 20), rng.integers(0, 10, 8))
+    for seed in range(20):
+        part = PARTITIONERS["dirichlet"](data, 6, seed, alpha=0.3, min_samples=min_samples)
+        assert (
+            min(map(len, part.train)) >= 1 and min(map(len, part.test)) >= 1 and disjoint_union(part[0] + part[1], 28)
+        )
+    with pytest.raises(InvalidArgument, match="15 clients cannot have 2 examples each: there are 28"):
+        PARTITIONERS["dirichlet"](data, 15, 0, min_samples=min_samples)
+
+
+def test_sizes_and_proportions_that_no_computer_can_draw_are_refused():
+    for alpha in (1e-20, 9e-7):  # NumPy's draw would not return for the first
+        with pytest.raises(InvalidArgument, match="alpha must be at least 1e-06, because the time of a draw grows"):
+            PARTITIONERS["dirichlet"](labels(), 4, 0, alpha=alpha)
+    with pytest.raises(InvalidArgument, match="with sigma=1000 the sizes are beyond the numbers"):
+        PARTITIONERS["quantity_skew"](labels(), 20, 0, sigma=1000.0)
+    part = PARTITIONERS["quantity_skew"](labels(), 20, 0, sigma=50.0)
+    assert min(map(len, part.train)) >= 10 and disjoint_union(part.train, 2_000)

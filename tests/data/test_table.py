@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import tracemalloc
 import warnings
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from tfpfl.checks import InvalidArgument, TfpflWarning, Unavailable
-from tfpfl.data import Federation
+from tfpfl.data import Federation, columns
 
 WHO = dict(client="user", label="state")
 
@@ -267,3 +268,89 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(Unavailable, match=r"needs pyarrow, which is not installed: pip install '\.\[tables\]'"):
         Federation.from_table(tmp_path / "t.parquet", **WHO, out=tmp_path / "f")
+
+
+@pytest.mark.parametrize("name", ["", " ", "Unnamed: 0", "__index_level_0__"])
+def test_the_numbers_of_the_rows_are_no_feature_unless_it_is_said(tmp_path, name):
+    """pandas writes them by default, and in a table that is sorted by the label they tell the label."""
+    table = {name: list(range(24))} | rows()
+    for given in (table, write(tmp_path / "t.csv", table)):
+        with pytest.raises(
+            InvalidArgument, match="it looks like the numbers of the rows, .* with index=False, or name"
+        ):
+            Federation.from_table(given, **WHO, out=tmp_path / "f")
+        with pytest.raises(InvalidArgument, match="client, label and split must be different columns"):
+            Federation.from_table(given, client=name, label=name, out=tmp_path / "f")
+    made = Federation.from_table(table, **WHO, features=[name, "age"], out=tmp_path / "f")
+    assert made.manifest["source"]["options"]["features"] == [name, "age"]
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"user": ["ann", "bob", float("nan")] * 8}, "column 'user' has 8 missing values, the first in row 3"),
+        ({"state": ["yes", "no", float("nan")] * 8}, "column 'state' has 8 missing values, the first in row 3"),
+        ({"state": ["yes", 1, 2] * 8}, "must be integers, or all names .text., found int 2"),
+        ({"age": np.ma.masked_equal(np.arange(24), 7)}, "column 'age': 1 values of a masked array are masked"),
+        ({"age": np.ones((24, 2))}, r"column 'age' must have one value in each row, found an array of shape .24, 2."),
+        ({"age": np.arange(24) * 1j}, "column 'age' has complex numbers, and features are real numbers: give the real"),
+        ({"age": np.arange(24).astype("m8[ns]")}, "column 'age' has durations, .* divide them by a unit"),
+        ({"age": np.arange(24).astype("M8[ns]")}, "column 'age' has dates, .* take the time since a day"),
+        ({"age": np.arange(24).astype("M8[D]")}, "column 'age' has dates"),
+        ({"user": np.array([2.0**53 + 2, 1.0] * 12)}, "column 'user' has 90071.* in row 1: as floats, such large numb"),
+        ({"state": np.array(["café".encode("latin-1"), b"x"] * 12)}, "number 0 is b'caf.xe9', which is no text"),
+    ],
+)
+def test_what_numpy_would_change_silently_is_refused(tmp_path, changed, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Federation.from_table(rows() | changed, **WHO, out=tmp_path / "f")
+
+
+def test_a_target_of_two_columns_loses_none(tmp_path):
+    table = rows() | {"dose": np.arange(48.0).reshape(24, 2)}
+    with pytest.raises(InvalidArgument, match="column 'dose' must have one value in each row"):
+        Federation.from_table(table, client="user", label="dose", targets="real", features=["age"], out=tmp_path / "f")
+    for kind in "cmM":
+        with pytest.raises(InvalidArgument, match="column 'mass' has .* targets are real numbers"):
+            odd = rows() | {"mass": np.arange(24).astype({"c": "c8"}.get(kind, f"{kind}8[ns]"))}
+            Federation.from_table(
+                odd, client="user", label="mass", targets="real", features=["age"], out=tmp_path / "f"
+            )
+
+
+def test_clients_that_are_whole_numbers_are_sorted_as_numbers(tmp_path):
+    for number, (given, names) in enumerate(
+        [
+            ([1.0, 2.0, 10.0], ["1", "2", "10"]),  # what pandas makes of a column that had a gap
+            ([-1, 2, 10], ["-1", "2", "10"]),
+            ([-10, -9, 3], ["-10", "-9", "3"]),
+            ([0.5, 2.0, 10.0], ["0.5", "10.0", "2.0"]),
+            (["007", "9", "10"], ["007", "9", "10"]),
+        ]
+    ):
+        table = rows() | {"user": given * 8}
+        assert Federation.from_table(table, **WHO, out=tmp_path / f"{number}").client_names == names
+
+
+def test_one_long_cell_takes_no_memory_for_all_rows():
+    texts = ["a"] * 5_000 + ["1"] * 5_000 + ["1" * 10_000]
+    for given in (texts, texts[5_000:], [*texts[5_000:], ""]):
+        tracemalloc.start()
+        parsed = columns._parsed(given)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 2e6 and parsed.dtype == (object if given is texts else float)  # as texts of one width 200 MB
+
+
+def test_cells_are_numbers_as_they_were():
+    for cells, kind in (
+        (["1", " 2 ", "-3", "+4"], int),
+        (["1", "2.5", "", "nan", "inf", "1e400"], float),
+        (["9" * 30, "1"], float),
+        (["1", "x"], object),
+        (["1_1", "2"], object),
+    ):
+        parsed = columns._parsed(cells)
+        assert parsed.dtype == kind
+        if kind is not object:
+            np.testing.assert_array_equal(parsed, np.array([cell or "nan" for cell in cells]).astype(kind))

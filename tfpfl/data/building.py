@@ -48,6 +48,7 @@ def build_federation(
     n = len(source.y_train)
     labels = Labels(kinds[:n], kinds[n:], source.key_train, source.key_test)
     part = share_out(labels, clients, seed, **partition_args)
+    part = _checked(part, name, n, len(source.y_test))
     shift = 0 if part.pooled else n
     rows = [[train, np.empty(0, np.int64), test + shift] for train, test in zip(part.train, part.test, strict=True)]
     group = None
@@ -65,7 +66,8 @@ def build_federation(
         warn_user(
             f"{number} of {sum(len(row[1]) for row in rows)} validation examples belong together with training "
             f"examples of another client, such as {TOGETHER}: {name} divides them among clients. Scores on validation "
-            "examples are too good; test examples are not among them. The partition natural keeps them together"
+            "examples are too good. Test examples are not counted here: they are those of the source, which keeps them "
+            "apart, but for omniglot with augment=before_split. The partition natural keeps the others together"
         )
     manifest = describe_source(source) | {
         "partitioner": {"name": name, "arguments": plain_values(defaults | dict(partition_args))},
@@ -76,6 +78,62 @@ def build_federation(
         del manifest["class_names"]
         manifest["targets"] = Targets.named(source.targets, y.shape[1], source.class_names).entry()
     return write_federation(folder, [(source.x_train, source.x_test)], y, rows, manifest, part.names)
+
+
+def _checked(part: Partition, name: str, num_train: int, num_test: int) -> Partition:
+    """The partition with arrays int64 and names that are texts, after the check that it is one of these data.
+
+    It must come before the indices of both sets are joined: then -1 and num_train are examples of the other set.
+    """
+    sizes = {"train": num_train + num_test if part.pooled else num_train}
+    sizes["test"] = sizes["train"] if part.pooled else num_test
+    found: dict[str, list[np.ndarray]] = {}
+    for what, size in sizes.items():
+        found[what] = [np.asarray(own) for own in getattr(part, what)]
+        for i, own in enumerate(found[what]):
+            if own.ndim != 1 or (own.dtype.kind not in "iu" and len(own)):
+                raise InvalidArgument(
+                    f"{name} gives client {i} no list of {what} examples but {own.dtype} of shape {own.shape}: a "
+                    "partitioner returns the indices of examples, integers"
+                )
+            if len(own) and not 0 <= int(own.min()) <= int(own.max()) < size:
+                bad = int(own.min() if own.min() < 0 else own.max())
+                where = "both sets together have" if part.pooled else f"the {what} set has"
+                todo = "" if part.pooled else (
+                    ". Indices into the train and the test set, one after the other, need Partition(..., pooled=True); "
+                    f"otherwise those in `{what}` count through the {what} set alone"
+                )  # fmt: skip
+                raise InvalidArgument(
+                    f"{name} gives client {i} the {what} example {bad}, but {where} the examples 0..{size - 1}{todo}"
+                )
+    if len(found["train"]) != len(found["test"]) or not found["train"]:
+        raise InvalidArgument(
+            f"{name} returns training examples of {len(found['train'])} clients and test examples of "
+            f"{len(found['test'])}: it must be one array for each client in both, at least one"
+        )
+    as_int = {what: [own.astype(np.int64) for own in parts] for what, parts in found.items()}
+    owner = np.repeat(np.arange(len(found["test"])), [len(own) for own in found["test"]])
+    pairs, counts = np.unique(owner * sizes["test"] + np.concatenate(as_int["test"]), return_counts=True)
+    if (counts > 1).any():
+        client, twice = divmod(int(pairs[counts > 1][0]), sizes["test"])
+        raise InvalidArgument(
+            f"{name} gives client {client} the test example {twice} {counts[counts > 1][0]} times: it would count more "
+            "than others in the client's score. Give it once"
+        )
+    names = None
+    if part.names is not None and len(part.names):
+        names = [str(value) for value in part.names]
+        odd = [f"{value!r} is no text" for value in part.names if not isinstance(value, str)]
+        if len(names) != len(found["train"]):
+            odd.append(f"{len(names)} names for {len(found['train'])} clients")
+        if len(set(names)) < len(names):
+            odd.append(f"{len(names)} names, of which only {len(set(names))} differ")
+        if odd:
+            raise InvalidArgument(
+                f"{name} returns names that clients cannot have ({odd[0]}): give a different text for each client, or "
+                "names=None"
+            )
+    return Partition(as_int["train"], as_int["test"], part.pooled, names)
 
 
 def _beside_training(rows: list[list[np.ndarray]], group: np.ndarray) -> int:

@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.arrays import as_array
 from tfpfl.data.layout import (
     checked_examples,
     entry,
-    given_as_several,
     joined,
     names_of_arrays,
     num_rows,
     same_arrays,
     split,
+    which_are_several,
 )
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.randomness import Stream, generator
-from tfpfl.data.source import Source, as_array, as_examples, as_labels, check_same_length
+from tfpfl.data.source import Source, as_examples, as_labels, check_same_length
 from tfpfl.data.targets import Targets, as_targets, check_sort, check_widths, strata
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
@@ -128,6 +129,12 @@ def client_arrays(
         absent = [] if test is None else sorted(set(clients.client_ids) - set(test.client_ids))
         if absent:
             raise InvalidArgument(f"{len(absent)} clients have no test data, the first is {absent[0]!r}")
+        strangers = [] if test is None else sorted(set(test.client_ids) - set(clients.client_ids))
+        if strangers:
+            raise InvalidArgument(
+                f"{len(strangers)} clients have test data and no training data, the first is {strangers[0]!r}: leave "
+                "them out of test="
+            )
         found = {}
         for client in clients.client_ids:
             found[client] = {"train": _dataset_arrays(clients.create_tf_dataset_for_client(client), client, targets)}
@@ -138,7 +145,7 @@ def client_arrays(
         raise InvalidArgument(
             "test= is only for a ClientData. For arrays give {'train': (x, y), 'test': (x, y)} for each client"
         )
-    found = {}
+    given: list[tuple[Any, str, Any, np.ndarray]] = []
     for client, data in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         parts = dict(data) if isinstance(data, Mapping) else {"train": data}
         unknown = set(parts) - {"train", "validation", "test"}
@@ -146,27 +153,33 @@ def client_arrays(
             raise InvalidArgument(
                 f"client {client!r} has parts {sorted(parts)}; train is needed, validation and test may be given"
             )
-        found[client] = {}
         for part, pair in parts.items():
-            what = f"client {client!r}: {part}"
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise InvalidArgument(f"client {client!r}: {part} must be a pair (x, y), found {type(pair).__name__}")
-            given = "labels" if targets is None else "targets"
-            y = as_array(pair[1], f"{what} {given}")
-            several = isinstance(pair[0], Mapping) or given_as_several(pair[0], len(y) if y.ndim else 0)
-            x = checked_examples(pair[0], what, as_examples) if several else as_array(pair[0], f"{what} examples")
-            if not ((several or x.ndim) and y.ndim):
-                shown = "several arrays" if several else x.shape
-                raise InvalidArgument(
-                    f"{what} must be arrays with one row per example, found shapes {shown} and {y.shape}"
-                )
-            if part == "train" and not num_rows(x):
-                raise InvalidArgument(f"client {client!r} has no training examples")
-            check_same_length(split(x)[0], y, what)
-            if num_rows(x):
-                x, y = x if several else as_examples(x, what), _checked_y(y, targets, what)
-            found[client][part] = x, y
+            named = "labels" if targets is None else "targets"
+            given.append((client, part, pair[0], as_array(pair[1], f"client {client!r}: {part} {named}")))
+    all_several = which_are_several([(x, len(y) if y.ndim else 0) for _, _, x, y in given])
+    found = {}
+    for (client, part, x, y), several in zip(given, all_several, strict=True):
+        found.setdefault(client, {})[part] = _checked_part(client, part, x, y, several, targets)
     return found
+
+
+def _checked_part(
+    client: Any, part: str, x: Any, y: np.ndarray, several: bool, targets: str | None
+) -> tuple[Any, np.ndarray]:
+    """The examples and labels of a part of a client's data, checked; `several`: they are several arrays."""
+    what = f"client {client!r}: {part}"
+    x = checked_examples(x, what, as_examples) if several else as_array(x, f"{what} examples")
+    if not ((several or x.ndim) and y.ndim):
+        shown = "several arrays" if several else x.shape
+        raise InvalidArgument(f"{what} must be arrays with one row per example, found shapes {shown} and {y.shape}")
+    if part == "train" and not num_rows(x):
+        raise InvalidArgument(f"client {client!r} has no training examples")
+    check_same_length(split(x)[0], y, what)
+    if num_rows(x):
+        x, y = x if several else as_examples(x, what), _checked_y(y, targets, what)
+    return x, y
 
 
 def _checked_y(y: Any, targets: str | None, what: str) -> np.ndarray:

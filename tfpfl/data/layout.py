@@ -149,16 +149,38 @@ def entry(kind: str, names: Sequence[str], sources: Sequence[Any]) -> dict[str, 
     return {"kind": kind, "arrays": arrays}
 
 
-def given_as_several(x: Any, number: int) -> bool:
+def given_as_several(x: Any, number: int) -> bool | None:
     """Whether examples that a user gave are several arrays: a dict, or a tuple of arrays with `number` rows each.
 
-    A tuple of `number` arrays could also be one array, row by row, and is taken for it, as everywhere in NumPy.
+    None: a tuple of `number` such arrays of one shape could also be one array, row by row.
     """
     if isinstance(x, Mapping):
         return True
-    if not isinstance(x, tuple) or not x or len(x) == number:
+    if not isinstance(x, tuple) or not x:
         return False
-    return all(hasattr(part, "shape") and len(part.shape) and part.shape[0] == number for part in x)
+    if not all(hasattr(part, "shape") and len(part.shape) and part.shape[0] == number for part in x):
+        return False
+    return None if len(x) == number and len({part.shape for part in x}) == 1 else True
+
+
+def which_are_several(given: Sequence[tuple[Any, int]]) -> list[bool]:
+    """Which examples that a user gave are several arrays. What could be both is what the others are.
+
+    Args:
+        given: (x, the number of examples) of every part of every client.
+
+    Raises:
+        InvalidArgument: all of them could be both.
+    """
+    found = [given_as_several(x, number) for x, number in given]
+    if found and all(several is None for several in found):
+        number = given[0][1]
+        raise InvalidArgument(
+            f"examples are a tuple of {number} arrays of {number} rows: this may be {number} arrays side by side, or "
+            "one array, row by row. Give several arrays as a dict, such as {'tokens': tokens, 'mask': mask}, and one "
+            "array as one, with numpy.stack(x)"
+        )
+    return [any(found) if several is None else several for several in found]
 
 
 def checked_examples(x: Any, what: str, check: Callable[[Any, str], np.ndarray]) -> Any:

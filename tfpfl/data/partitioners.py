@@ -13,7 +13,8 @@ import numpy as np
 from numpy.random import Generator
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.data.dealing import in_proportion
+from tfpfl.data.dealing import by_owner, cut_by, deal, holders, in_proportion
+from tfpfl.data.keys import sorted_keys
 from tfpfl.data.randomness import Stream, generator
 
 
@@ -47,6 +48,9 @@ class Group(NamedTuple):
     num_train: int  # the number of training examples of each client of the group
 
 
+LEAST_ALPHA = 1e-6  # of `dirichlet`: NumPy needs more than 1 ms for a draw then, and ten times as long with a tenth
+
+
 def _rng(seed: int, stream: Stream = Stream.PARTITION, client: int = 0) -> Generator:
     check_seed(seed)
     return generator(seed, stream, client)
@@ -74,37 +78,6 @@ def _check_clients(num_clients: int | None, num_examples: int) -> None:
 def _check_fraction(name: str, value: float) -> None:
     if not 0 < value < 1:
         raise InvalidArgument(f"{name} must lie strictly between 0 and 1, found {value}")
-
-
-def _by_owner(owner: np.ndarray, num_clients: int) -> list[np.ndarray]:
-    """The indices of every client's examples. `owner` is the client of every example; -1: not assigned to a client."""
-    order = np.argsort(owner, kind="stable")
-    order = order[np.searchsorted(owner[order], 0) :]
-    return np.split(order, np.cumsum(np.bincount(owner[order], minlength=num_clients))[:-1])
-
-
-def _deal(labels: np.ndarray, holders: dict[int, np.ndarray], rng: Generator, what: str, need_each: bool) -> np.ndarray:
-    """The client of every example: each class is shuffled, then dealt one by one to its holders, in turn."""
-    owner = np.full(len(labels), -1)
-    for c in np.unique(labels):
-        examples = rng.permutation(np.flatnonzero(labels == c))
-        held_by = holders.get(int(c), ())
-        if not len(held_by):
-            raise InvalidArgument(f"class {c} has {len(examples)} {what} examples but no client holds it")
-        if need_each and len(examples) < len(held_by):
-            raise InvalidArgument(
-                f"class {c} is for {len(held_by)} clients but has only {len(examples)} {what} examples: "
-                "take fewer clients or fewer classes per client"
-            )
-        owner[examples] = held_by[np.arange(len(examples)) % len(held_by)]
-    return owner
-
-
-def _holders(client_of: np.ndarray, class_of: np.ndarray) -> dict[int, np.ndarray]:
-    """For every class, the ascending ids of the clients that hold it."""
-    order = np.lexsort((client_of, class_of))
-    classes, first = np.unique(class_of[order], return_index=True)
-    return dict(zip(classes.tolist(), np.split(client_of[order], first[1:]), strict=True))
 
 
 def _cut_test(pools: list[np.ndarray], test_fraction: float, seed: int) -> tuple[list, list]:
@@ -168,10 +141,10 @@ def round_robin(labels: Labels, num_clients: int, seed: int, *, K: int = 2, cove
     else:
         raise InvalidArgument(f"unknown coverage {coverage!r}: one of repair, reference")
     client_of = np.repeat(np.arange(num_clients), [len(d) for d in drawn])
-    holders = _holders(client_of, classes[np.concatenate(drawn)])
-    train = _deal(labels.train, holders, rng, "training", need_each=True)
-    test = _deal(labels.test, holders, rng, "test", need_each=False)
-    return Partition(_by_owner(train, num_clients), _by_owner(test, num_clients))
+    held = holders(client_of, classes[np.concatenate(drawn)])
+    train = deal(labels.train, held, rng, "training", need_each=True)
+    test = deal(labels.test, held, rng, "test", need_each=False)
+    return Partition(by_owner(train, num_clients), by_owner(test, num_clients))
 
 
 def dirichlet(
@@ -189,11 +162,13 @@ def dirichlet(
     The train and the test set are joined. For each class: shuffle its examples; draw p ~ Dir(alpha * 1_I); set p_i = 0
     if client i already has N/I examples or more; normalize p; cut the examples at the cumulative proportions. All is
     drawn again until every client has `min_samples` examples. Then each client's examples are split into train and test
-    at random, so that both have the same distribution.
+    at random, so that both have the same distribution. The cuts are rounded down, so that the last client has more
+    classes than the others where classes are small (see `cut_by`).
 
     Args:
-        alpha: concentration of the Dirichlet distribution, > 0; with a smaller alpha clients differ more.
-        min_samples: smallest number of examples of a client (the authors: 40 = batch 10 / (1 - 0.75)).
+        alpha: concentration of the Dirichlet distribution, at least 1e-6; with a smaller alpha clients differ more.
+        min_samples: smallest number of examples of a client (the authors: 40 = batch 10 / (1 - 0.75)); with `pooled`
+            at least 2, so that each has a train and a test part.
         test_fraction: fraction of each client's examples that is set aside for test, in (0, 1).
         pooled: whether to join the train and the test set first. False: they stay separate, and the test set is divided
             with the proportions drawn for the train set.
@@ -203,9 +178,15 @@ def dirichlet(
     _check_fraction("test_fraction", test_fraction)
     if not (np.isfinite(alpha) and alpha > 0):
         raise InvalidArgument(f"alpha must be a finite number > 0, found {alpha}")
-    if num_clients * min_samples > len(pool):
+    if alpha < LEAST_ALPHA:
         raise InvalidArgument(
-            f"{num_clients} clients cannot have {min_samples} examples each: there are {len(pool)} to share"
+            f"alpha must be at least {LEAST_ALPHA:g}, because the time of a draw grows with 1 / alpha; found {alpha:g}"
+            ". Already with 0.001 nearly every class goes to one client"
+        )
+    needed = max(min_samples, 2 if pooled else 1)  # a pool of one example has no train and test part
+    if num_clients * needed > len(pool):
+        raise InvalidArgument(
+            f"{num_clients} clients cannot have {needed} examples each: there are {len(pool)} to share"
         )
     rng = _rng(seed)
     members = {c: np.flatnonzero(pool == c) for c in np.unique(pool)}
@@ -219,17 +200,17 @@ def dirichlet(
                 break
             proportions[c] = p / p.sum()
             mixed = rng.permutation(examples)
-            owner[mixed] = _cut_by(proportions[c], len(mixed))
+            owner[mixed] = cut_by(proportions[c], len(mixed))
             sizes += np.bincount(owner[mixed], minlength=num_clients)
         best = max(best, int(sizes.min()))
-        if sizes.min() >= max(min_samples, 1):
+        if sizes.min() >= needed:
             break
     else:
         raise InvalidArgument(
-            f"no draw of 1000 gave each of {num_clients} clients {min_samples} examples with alpha={alpha}; in the "
+            f"no draw of 1000 gave each of {num_clients} clients {needed} examples with alpha={alpha}; in the "
             f"best, the smallest client has {best}. Take a larger alpha, fewer clients or a smaller min_samples"
         )
-    parts = _by_owner(owner, num_clients)
+    parts = by_owner(owner, num_clients)
     if pooled:
         train, test = _cut_test(parts, test_fraction, seed)
         return Partition(train, test, pooled=True)
@@ -238,17 +219,11 @@ def dirichlet(
         if c not in proportions:
             raise InvalidArgument(f"class {c} is in the test set but not in the training set, so no client holds it")
         mixed = rng.permutation(np.flatnonzero(labels.test == c))
-        test_owner[mixed] = _cut_by(proportions[c], len(mixed))
+        test_owner[mixed] = cut_by(proportions[c], len(mixed))
         # A client without training examples of the class gets no test examples of it either.
         strangers = ~np.isin(test_owner[mixed], np.unique(owner[members[c]]))
         test_owner[mixed[strangers]] = np.argmax(np.bincount(owner[members[c]]))
-    return Partition(parts, _by_owner(test_owner, num_clients))
-
-
-def _cut_by(p: np.ndarray, n: int) -> np.ndarray:
-    """The client of each of n examples in a row, which is cut at the cumulative proportions p."""
-    cuts = np.floor(np.cumsum(p)[:-1] * n + 1e-9).astype(np.int64)
-    return np.searchsorted(cuts, np.arange(n), side="right")
+    return Partition(parts, by_owner(test_owner, num_clients))
 
 
 def iid(labels: Labels, num_clients: int, seed: int) -> Partition:
@@ -401,7 +376,7 @@ def natural(
             "these data have no natural key, so they have no natural clients. Choose another partitioner"
         )
     _check_fraction("test_fraction", test_fraction)
-    keys, key_of = np.unique(np.concatenate([labels.train_key, labels.test_key]), return_inverse=True)
+    keys, key_of = sorted_keys(labels.train_key, labels.test_key)
     if num_clients is None:
         num_clients = len(keys)
     if not 1 <= num_clients <= len(keys):
@@ -412,10 +387,10 @@ def natural(
     owner = client_of[key_of]
     names = [str(keys[k]) for k in chosen]
     if pooled:
-        train, test = _cut_test(_by_owner(owner, num_clients), test_fraction, seed)
+        train, test = _cut_test(by_owner(owner, num_clients), test_fraction, seed)
         return Partition(train, test, True, names)
     n = len(labels.train)
-    return Partition(_by_owner(owner[:n], num_clients), _by_owner(owner[n:], num_clients), False, names)
+    return Partition(by_owner(owner[:n], num_clients), by_owner(owner[n:], num_clients), False, names)
 
 
 def quantity_skew(
@@ -438,7 +413,13 @@ def quantity_skew(
             f"{num_clients} clients cannot have {min_samples} examples each: there are {len(labels.train)} to share"
         )
     rng = _rng(seed)
-    share = np.cumsum(rng.lognormal(0.0, sigma, num_clients))
+    with np.errstate(over="ignore"):  # the next lines say it
+        share = np.cumsum(rng.lognormal(0.0, sigma, num_clients))
+    if not 0 < share[-1] < np.inf:
+        raise InvalidArgument(
+            f"with sigma={sigma:g} the sizes are beyond the numbers that a computer has. Already with sigma=10 nearly "
+            "all examples go to one client: take a smaller sigma"
+        )
     cuts = np.round(spare * share / share[-1]).astype(np.int64) + min_samples * np.arange(1, num_clients + 1)
     test_cuts = np.round(len(labels.test) * cuts / len(labels.train)).astype(np.int64)
     return Partition(

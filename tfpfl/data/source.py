@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, unknown, warn_user
+from tfpfl.data.arrays import as_array
+from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
 LARGEST = 1e15  # of an example's numbers; sums of squares of larger ones soon overflow in float32
@@ -64,7 +66,8 @@ class Source(NamedTuple):
                 by its number in `y`. Otherwise classes that no example has stay, and a warning says so.
             scale, shift: x as floats is raw * scale + shift. Default: scale 1/255 for uint8, which is taken for pixels,
                 and 1 otherwise, shift 0. For tokens stored as uint8 give scale=1.
-            key, key_test: the natural client of every example, such as its writer; default: none.
+            key, key_test: the natural client of every example, such as its writer; none may be missing. Default: no
+                example has one.
             options: more entries for the manifest.
 
         Raises:
@@ -80,7 +83,7 @@ class Source(NamedTuple):
             raise InvalidArgument("there are no training examples")
         if (x_test is None) != (y_test is None):
             raise InvalidArgument("x_test and y_test come together: one of them is missing")
-        key = None if key is None else np.asarray(key)
+        key = None if key is None else as_keys(key, "key")
         if key is not None and key.shape != (len(x),):
             raise InvalidArgument(f"key must have one entry per training example: shape {key.shape} for {len(x)}")
         if x_test is None or y_test is None:
@@ -97,7 +100,7 @@ class Source(NamedTuple):
                 f"training and test examples must be alike in dtype and shape, found {x.dtype} {x.shape[1:]} and "
                 f"{x_test.dtype} {x_test.shape[1:]}"
             )
-        key_test = None if key_test is None else np.asarray(key_test)
+        key_test = None if key_test is None else as_keys(key_test, "key_test")
         if (key is None) != (key_test is None) or (key_test is not None and key_test.shape != (len(x_test),)):
             raise InvalidArgument("key and key_test come together, one entry per example")
         (y, y_test), class_names = class_ids((y, y_test), class_names, compact_labels)
@@ -138,8 +141,14 @@ def as_examples(x: ArrayLike, what: str) -> np.ndarray:
         return x
     if x.dtype.kind in "iu" and (not len(x) or _fits_int32(x)):
         return x.astype(np.int32)
-    with np.errstate(over="ignore"):  # the next lines say it
+    given = x
+    with np.errstate(over="ignore", invalid="ignore"):  # the next lines say it
         x = x.astype(np.float32)
+        if given.dtype.kind in "iu" and (x.astype(given.dtype) != given).any():
+            warn_user(
+                "examples have whole numbers beyond 2^31 - 1, which are stored as float32 and are rounded there: "
+                "different ones may become one. If they are identifiers, leave them out; otherwise take a larger unit"
+            )
     bad = ~np.isfinite(x).reshape(len(x), -1).all(1) if len(x) else np.zeros(0, bool)
     if bad.any():
         raise InvalidArgument(f"{what} examples must be finite: {bad.sum()} are not, first number {int(bad.argmax())}")
@@ -163,7 +172,7 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     if not len(y):
         return y.astype(np.int32)
     if y.dtype.kind == "S" or (y.dtype == object and all(isinstance(name, bytes) for name in y)):
-        y = np.array([name.decode("utf-8", "replace") for name in y])
+        y = np.array([_decoded(name, i, what) for i, name in enumerate(y)])
     if y.dtype == object:
         bad = next((i for i, name in enumerate(y) if not isinstance(name, str)), None)
         if bad is not None:
@@ -180,6 +189,16 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
         raise InvalidArgument(f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}")
     return y.astype(np.int32)
+
+
+def _decoded(name: bytes, number: int, what: str) -> str:
+    try:
+        return name.decode("utf-8")
+    except UnicodeDecodeError:  # what cannot be read would make one name of different ones
+        raise InvalidArgument(
+            f"{what} labels: number {number} is {name!r}, which is no text in UTF-8. Give texts, for example "
+            "name.decode('latin-1')"
+        ) from None
 
 
 def class_ids(
@@ -235,18 +254,6 @@ def class_ids(
             "numbers the other classes from 0 on; class_names=[...] says that the empty classes are meant"
         )
     return list(parts), names
-
-
-def as_array(values: ArrayLike, what: str) -> np.ndarray:
-    """The values as an array; `what` names them in errors.
-
-    Raises:
-        InvalidArgument: they are lists of different lengths.
-    """
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise InvalidArgument(f"{what} cannot be made an array: {error}") from error
 
 
 def check_same_length(x: np.ndarray, y: np.ndarray, what: str) -> None:

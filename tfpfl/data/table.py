@@ -3,26 +3,34 @@
 A table is a CSV or Parquet file, a DataFrame of pandas or polars, or a dict of columns.
 """
 
-import csv
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, Unavailable, extra, unknown, warn_user
+from tfpfl.checks import InvalidArgument, unknown, warn_user
+from tfpfl.data.arrays import is_missing
+from tfpfl.data.columns import csv_columns, cut, is_number, numbered, parquet_columns, present, table_columns
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.targets import as_targets, check_sort
 
 EXACT = 2**24  # float32 has every whole number up to this one
 LISTED = 20  # at most so many columns are named in a message
 LARGE = 100.0  # a column's root mean square: there, least squares diverge with rates above 2 / LARGE² = 0.0002
+# What pandas and pyarrow call the column of the row numbers that pandas writes by default; in CSV it has no name.
+ROW_NUMBERS = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__")
+WHOLE = re.compile(r"[+-]?[0-9]{1,1000}")  # how whole numbers are written
+# Kinds of columns that NumPy makes numbers of, which would then mean something else, and what to do about them.
+NO_FEATURES = {
+    "c": ("complex numbers", "give the real and the imaginary part as two columns"),
+    "m": ("durations", "divide them by a unit first, for example column / np.timedelta64(1, 'D') for days"),
+    "M": ("dates", "take the time since a day first, for example (column - column.min()) / np.timedelta64(1, 'D')"),
+}
 # A label that is written so is a number; others are names, such as 01, which is not 1.
 LABEL_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
 
 
 def table_clients(
@@ -55,7 +63,7 @@ def table_clients(
             f"label must be a column of classes, found {', '.join(map(repr, labels)) or 'none'}. Several columns are "
             "targets: say which sort, with targets='real', 'count' or 'binary' (--targets at the command line)"
         )
-    columns = _columns(table, whole + labels if targets is None else whole)
+    columns = table_columns(table, whole + labels if targets is None else whole)
     of = [(client, "client"), *((name, "label") for name in labels), (split, "split")]
     for name, what in of:
         if name is not None and name not in columns:
@@ -64,6 +72,12 @@ def table_clients(
     if len(set(special)) < len(special):
         raise InvalidArgument(f"client, label and split must be different columns, found {', '.join(special)}")
     chosen = [name for name in columns if name not in special] if features is None else list(features)
+    numbering = next((name for name in chosen if ROW_NUMBERS.fullmatch(name)), None) if features is None else None
+    if numbering is not None:  # in a sorted table it tells the label
+        raise InvalidArgument(
+            f"column {numbering!r}: it looks like the numbers of the rows, which are no feature. Write the table with "
+            "index=False, or name the features with features=[...] (--features at the command line)"
+        )
     for name in chosen:
         if name not in columns:
             raise InvalidArgument(f"features: {unknown('column', name, columns)}")
@@ -80,12 +94,12 @@ def table_clients(
         x = x.astype(np.float32)
     _say_constant(x, chosen)
     _say_large(x, chosen)
-    names = np.array([str(v) for v in _present(client, columns[client])])
+    names = _client_names(client, present(client, columns[client]))
     if targets is None:
         y = _labels(labels[0], columns[labels[0]], is_csv)
-        words = y.astype(str)
+        words = np.array([str(value) for value in y]) if y.dtype.kind == "S" else y.astype(str)
         if (words == words[0]).all():
-            warn_user(f"column {labels[0]!r} has only one class, {_cut(y[0])}: there is nothing to learn")
+            warn_user(f"column {labels[0]!r} has only one class, {cut(y[0])}: there is nothing to learn")
     else:
         y = np.column_stack([_target(name, columns[name], targets) for name in labels])
     _say_spaces(client, names)
@@ -96,7 +110,7 @@ def table_clients(
     order = np.argsort(names, kind="stable")
     found, starts = np.unique(names[order], return_index=True)
     rows = dict(zip(found.tolist(), np.split(order, starts[1:]), strict=True))
-    as_numbers = all(name.isascii() and name.isdigit() for name in rows)
+    as_numbers = all(WHOLE.fullmatch(name) for name in rows)
     ordered = sorted(rows, key=(lambda name: (int(name), name)) if as_numbers else None)
     return {
         name: {part: (x[rows[name][own]], y[rows[name][own]]) for part in given for own in [parts[rows[name]] == part]}
@@ -107,6 +121,21 @@ def table_clients(
 def label_columns(label: str | Sequence[str]) -> list[str]:
     """The argument `label` as a list of columns."""
     return [label] if isinstance(label, str) else list(label)
+
+
+def _client_names(name: str, values: np.ndarray) -> np.ndarray:
+    """The names of the clients of all rows, as text; of 1.0, which pandas makes of 1 beside a gap, it is '1'."""
+    if values.dtype.kind == "f":
+        large = np.abs(values) > 2 ** (np.finfo(values.dtype).nmant + 1)  # from there on, different ids are one float
+        if large.any():
+            row = int(large.argmax())
+            raise InvalidArgument(
+                f"column {name!r} has {values[row]} in row {row + 1}: as floats, such large numbers are not all "
+                "different, so that two clients would become one. Give the clients as integers or as text"
+            )
+        if (values == np.rint(values)).all():
+            values = values.astype(np.int64)
+    return np.array([str(value) for value in values])
 
 
 def _target(name: str, values: np.ndarray, sort: str) -> np.ndarray:
@@ -137,14 +166,14 @@ def table_examples(
     """
     left_out = left_out or {}
     if path.suffix.lower() == ".parquet":
-        columns = _parquet_columns(path)
+        columns = parquet_columns(path)
     else:
-        columns = _csv_columns(path, list(left_out), lambda row: _is_heading(row, features))
+        columns = csv_columns(path, list(left_out), lambda row: _is_heading(row, features))
     chosen = list(columns)
-    by_name = features is not None and (set(features) <= set(columns) or chosen != _numbered(len(chosen)))
+    by_name = features is not None and (set(features) <= set(columns) or chosen != numbered(len(chosen)))
     if features is not None and by_name:
         _check_columns(path, chosen, features, left_out)
-        dropped = [f"{_cut(name)} ({left_out[name]})" for name in chosen if name not in features]
+        dropped = [f"{cut(name)} ({left_out[name]})" for name in chosen if name not in features]
         chosen = list(features)
         if dropped:
             warn_user(
@@ -167,7 +196,7 @@ def table_examples(
         x = np.column_stack([_numbers(name, columns[name], "write numbers with a decimal point") for name in chosen])
     except InvalidArgument as error:
         raise InvalidArgument(f"{path}: {error}") from None
-    if features is None and number > 3 and chosen == _numbered(number) and (x[0] == np.arange(number)).all():
+    if features is None and number > 3 and chosen == numbered(number) and (x[0] == np.arange(number)).all():
         warn_user(
             f"the first row of {path} is 0, 1, 2, ...: it is taken for an example. If it numbers the columns, as "
             "pandas does, write the table without it: to_csv(header=False)"
@@ -177,10 +206,10 @@ def table_examples(
 
 def _is_heading(row: Sequence[str], features: Sequence[str] | None) -> bool:
     """Whether the first row of a CSV file names the columns. Without known names, no cell may then be a number."""
-    texts = [cell for cell in row if cell.strip() and not _is_number(cell)]
+    texts = [cell for cell in row if cell.strip() and not is_number(cell)]
     if features is not None:
         return bool(texts) or set(features) <= set(row)
-    return bool(texts) and not any(map(_is_number, row))
+    return bool(texts) and not any(map(is_number, row))
 
 
 def _check_columns(path: Path, found: Sequence[str], features: Sequence[str], left_out: Mapping[str, str]) -> None:
@@ -196,159 +225,23 @@ def _check_columns(path: Path, found: Sequence[str], features: Sequence[str], le
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(_cut, names[:LISTED]))
+    shown = ", ".join(map(cut, names[:LISTED]))
     return shown + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
-
-
-def _numbered(number: int) -> list[str]:
-    """The names of columns that have none."""
-    return [str(i) for i in range(1, number + 1)]
-
-
-def _columns(table: Any, as_text: Sequence[str]) -> dict[str, np.ndarray]:
-    """The columns of a table: {name: array [N]}. Those in `as_text` stay text if the table is a CSV file."""
-    if isinstance(table, str | os.PathLike):
-        path = Path(table)
-        kind = path.suffix.lower()
-        if kind not in (".csv", ".parquet"):
-            raise InvalidArgument(
-                f"a table is read from FILE.csv or FILE.parquet, found {path}: convert it, or read it with pandas and "
-                "give the DataFrame"
-            )
-        return _csv_columns(path, as_text) if kind == ".csv" else _parquet_columns(path)
-    names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", []))
-    if not names:
-        raise InvalidArgument(
-            f"a table is a DataFrame, a dict of columns, or the path of a file, found {type(table).__name__}"
-        )
-    _check_names([str(name) for name in names], "the table")
-    columns = {str(name): _as_numpy(table[name]) for name in names}
-    sizes = {len(values) for values in columns.values()}
-    if len(sizes) > 1:
-        raise InvalidArgument(f"the columns of a table have one length, found {sorted(sizes)}")
-    return columns
-
-
-def _as_numpy(column: Any) -> np.ndarray:
-    values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
-    if values.dtype == object and len(values) and all(isinstance(v, int | float | np.number) for v in values):
-        return np.array(values.tolist())  # pandas' own numbers, such as Int64
-    return values
-
-
-def _check_names(names: Sequence[str], what: str) -> None:
-    twice = [name for i, name in enumerate(names) if name in names[:i]]
-    if twice:
-        raise InvalidArgument(f"{what} has two columns {twice[0]!r}: rename one of them")
-
-
-def _parquet_columns(path: Path) -> dict[str, np.ndarray]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise Unavailable(
-            f"reading {path} needs pyarrow, which is not installed: {extra('tables')}, or save the table as CSV"
-        ) from error
-    if not path.exists():
-        raise InvalidArgument(f"there is no file {path}")
-    try:
-        read = parquet.read_table(path)
-    except (ArrowException, OSError) as error:
-        raise InvalidArgument(f"{path} cannot be read as Parquet: {error}") from error
-    _check_names(read.column_names, str(path))
-    return {name: _as_numpy(read.column(name)) for name in read.column_names}
-
-
-def _csv_columns(
-    path: Path, as_text: Sequence[str], is_heading: Callable[[list[str]], bool] | None = None
-) -> dict[str, np.ndarray]:
-    """The columns of a CSV file. If `is_heading` says no to the first row, they are called '1', '2', ..."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:  # without the mark that spreadsheets write first
-            first = next((line for line in file if line.strip()), "")
-            file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
-            header = next((row for row in reader if row), [])
-            if not header:
-                raise InvalidArgument(f"{path} is empty: the first line must have the names of the columns")
-            rest: Iterator[list[str]] = reader
-            if is_heading is not None and not is_heading(header):
-                header, rest = _numbered(len(header)), chain([header], reader)
-            _check_names(header, str(path))
-            blocks: dict[str, list[np.ndarray]] = {name: [] for name in header}
-            for rows in _blocks(rest, len(header), path):
-                for name, texts in zip(header, zip(*rows, strict=True), strict=True):
-                    blocks[name].append(np.array(texts, object) if name in as_text else _parsed(texts))
-    except FileNotFoundError:
-        raise InvalidArgument(f"there is no file {path}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidArgument(f"{path} cannot be read as CSV in UTF-8: {error}") from error
-    return {name: _joined(parts) for name, parts in blocks.items()}
-
-
-def _blocks(reader: Iterator[list[str]], width: int, path: Path) -> Iterator[list[list[str]]]:
-    rows = (row for row in reader if row)  # an empty line has no row
-    done = 0
-    while block := list(islice(rows, BLOCK)):
-        bad = next((i for i, row in enumerate(block) if len(row) != width), None)
-        if bad is not None:
-            raise InvalidArgument(
-                f"{path}: row {done + bad + 1} has {len(block[bad])} cells, the first line has {width}"
-            )
-        done += len(block)
-        yield block
-
-
-def _parsed(texts: Sequence[str]) -> np.ndarray:
-    """The cells of a column as integers if all are, else as floats with NaN for an empty cell, else as text."""
-    for kind in (np.int64, np.float64) if _is_plain("".join(texts)) else ():
-        try:
-            return np.array([cell if cell or kind is np.int64 else "nan" for cell in texts]).astype(kind)
-        except (ValueError, OverflowError):
-            continue
-    return np.array(texts, object)
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    if not parts:
-        return np.zeros(0)
-    return np.concatenate([part.astype(object) for part in parts] if any(p.dtype == object for p in parts) else parts)
-
-
-def _missing(value: Any) -> bool:
-    """Whether a cell is empty: None, NaN, NaT, pandas' NA, or a text without characters."""
-    try:
-        return value is None or value == "" or bool(value != value)
-    except TypeError:  # pandas' NA is neither equal nor unequal to itself
-        return True
-
-
-def _present(name: str, values: np.ndarray) -> np.ndarray:
-    """The values of a column, after the check that none is missing."""
-    if values.dtype.kind == "f":
-        empty = np.isnan(values)
-    elif values.dtype.kind in "OUSmM":
-        empty = np.array([_missing(value) for value in values], bool)
-    else:
-        return values
-    if empty.any():
-        raise InvalidArgument(
-            f"column {name!r} has {empty.sum()} missing values, the first in row {int(empty.argmax()) + 1} (the first "
-            "row of data is 1): fill them in, or leave these rows out"
-        )
-    return values
 
 
 def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -> np.ndarray:
     """The values of a feature or target as numbers; `mend` says what to do if they are none."""
+    if values.dtype.kind in NO_FEATURES:
+        found, todo = NO_FEATURES[values.dtype.kind]
+        raise InvalidArgument(f"column {name!r} has {found}, and {what} are real numbers: {todo}")
     if values.dtype.kind not in "biuf":
-        row = next((i for i, v in enumerate(values) if not _missing(v) and not _is_number(v)), None)
-        shown = "" if row is None else f", row {row + 1} has {_cut(values[row])}"
+        row = next((i for i, v in enumerate(values) if not is_missing(v) and not is_number(v)), None)
+        shown = "" if row is None else f", row {row + 1} has {cut(values[row])}"
         if row is not None:
             raise InvalidArgument(f"column {name!r} is not numeric{shown}: {mend}")
-        _present(name, values)
+        present(name, values)
         values = np.array([float(v) for v in values])
-    _present(name, values)
+    present(name, values)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
         raise InvalidArgument(f"column {name!r} has {values[row]} in row {row + 1}: {what} must be finite")
@@ -361,27 +254,9 @@ def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -
     return values
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(value, str) or (value.strip() != "" and _is_plain(value))
-
-
-def _is_plain(text: str) -> bool:
-    """Whether a text has nothing that only Python reads as a part of a number, such as 1_1."""
-    return text.isascii() and "_" not in text
-
-
-def _cut(value: Any) -> str:
-    shown = repr(value.item() if isinstance(value, np.generic) else value)
-    return shown if len(shown) <= 40 else shown[:39] + "…"
-
-
 def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
     """The labels: integers, or text. Whole numbers are integers, also 1.0; in a file 01 and 1_1 are text."""
-    values = _present(name, values)
+    values = present(name, values)
     if from_text:
         are_numbers = all(LABEL_NUMBER.fullmatch(value.strip()) for value in values)
         for kind in (int, float) if are_numbers else ():
@@ -409,12 +284,12 @@ def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
 
 def _parts(name: str, values: np.ndarray) -> np.ndarray:
     """The split of every row, checked."""
-    found = np.array([str(value) for value in _present(name, values)])
+    found = np.array([str(value) for value in present(name, values)])
     wrong = ~np.isin(found, SPLITS)
     if wrong.any():
         row = int(wrong.argmax())
         raise InvalidArgument(
-            f"column {name!r} has {_cut(str(found[row]))} in row {row + 1}: a split is one of {', '.join(SPLITS)}"
+            f"column {name!r} has {cut(str(found[row]))} in row {row + 1}: a split is one of {', '.join(SPLITS)}"
         )
     return found
 
@@ -425,7 +300,7 @@ def _say_spaces(name: str, values: np.ndarray) -> None:
         first = found.setdefault(" ".join(value.split()), value)
         if first != value:
             warn_user(
-                f"column {name!r} has {_cut(first)} and {_cut(value)}, which differ only in spaces: they are taken for "
+                f"column {name!r} has {cut(first)} and {cut(value)}, which differ only in spaces: they are taken for "
                 "two. If they are one, correct the table"
             )
 
@@ -441,7 +316,7 @@ def _say_large(x: np.ndarray, names: Sequence[str]) -> None:
     """A head's loss is curved as the features are squared: for large ones, the usual rates make steps too long."""
     with np.errstate(over="ignore"):  # such numbers are refused later
         size = np.sqrt((x.astype(np.float64) ** 2).mean(0))
-    found = [f"{_cut(name)} ({value:.3g})" for name, value in zip(names, size, strict=True) if value > LARGE]
+    found = [f"{cut(name)} ({value:.3g})" for name, value in zip(names, size, strict=True) if value > LARGE]
     if found:
         shown = ", ".join(found[:LISTED]) + (f" and {len(found) - LISTED} more" if len(found) > LISTED else "")
         warn_user(

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_choice, one_line
+from tfpfl.data.arrays import as_array
 from tfpfl.data.manifest import SORTS, FederationError
-from tfpfl.data.source import LARGEST, as_array
+from tfpfl.data.source import LARGEST
 
 FILE = "targets.raw"
 

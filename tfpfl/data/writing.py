@@ -15,7 +15,15 @@ from typing import IO, Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, one_line, warn_user
-from tfpfl.data.manifest import SPLITS, FederationError, files_of_examples, format_of, manifest_hash, plain_values
+from tfpfl.data.manifest import (
+    SPLITS,
+    FederationError,
+    check_manifest,
+    files_of_examples,
+    format_of,
+    manifest_hash,
+    plain_values,
+)
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source
 
@@ -116,10 +124,12 @@ def write_federation(
         `out`.
 
     Raises:
-        InvalidArgument: a label is outside [0, C), an example is not finite, or the rows use an example that does not
-            exist, or one example twice for training, or for training and for test.
+        InvalidArgument: a label is outside [0, C), an example is not finite, an entry of the manifest could not be
+            read again, or the rows use an example that does not exist, or one example twice for training, or for
+            training and for test.
         FederationError: another process has made `out` meanwhile.
     """
+    _check_arguments(manifest)
     targets = manifest.get("targets")
     if targets is None:
         num_labels = len(manifest["class_names"])
@@ -158,6 +168,10 @@ def write_federation(
         manifest = {"format": format_of(manifest)} | manifest
         manifest |= {"num_examples": len(order), "clients": of_clients, "files": files}
         manifest["hash"] = manifest_hash(manifest)
+        try:
+            check_manifest(manifest)
+        except FederationError as error:  # as `load` would say it, of a folder that is finished
+            raise InvalidArgument(f"the federation could not be opened again: {error}. Give another value") from None
         with open(partial / "manifest.json", "w", encoding="utf-8") as file:
             json.dump(manifest, file, ensure_ascii=True, allow_nan=False)
             sync_file(file)
@@ -240,6 +254,20 @@ def _check_order(order: np.ndarray, is_test: np.ndarray, num_examples: int) -> N
     if (trained & (tested > 0)).any():
         bad = int(np.argmax(trained & (tested > 0)))
         raise InvalidArgument(f"the partition gives example {bad} out for training and for test")
+
+
+def _check_arguments(manifest: dict) -> None:
+    """Checks that JSON has the arguments of the partitioner and of the source, before large files are written."""
+    for what, entry in (("the partitioner", "partitioner"), ("the source", "source")):
+        values = manifest[entry].get("arguments", manifest[entry].get("options", {}))
+        for name, value in values.items():
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError, RecursionError):
+                raise InvalidArgument(
+                    f"the argument {name} of {what} is {one_line(repr(value), 60)}, which the manifest cannot keep: "
+                    "give texts, finite numbers, True, False, None, or lists and dicts of these"
+                ) from None
 
 
 SHOWN = 5  # at most so many clients and classes are named

@@ -1,0 +1,46 @@
+"""What users give as arrays: NumPy's own, lists, or columns of other packages."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tfpfl.checks import InvalidArgument
+
+
+def as_array(values: ArrayLike, what: str) -> np.ndarray:
+    """The values as an array; `what` names them in errors.
+
+    A list of texts and something else is an array of objects: NumPy would make the text 'nan' of NaN, and '1' of 1.
+
+    Raises:
+        InvalidArgument: they are lists of different lengths, or values of a masked array are masked.
+    """
+    _check_mask(values, what)
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind in "US" and not hasattr(values, "dtype"):
+            whole = np.asarray(values, object)
+            if not all(isinstance(value, str | bytes) for value in whole.flat):
+                return whole
+    except ValueError as error:
+        raise InvalidArgument(f"{what} cannot be made an array: {error}") from error
+    return found
+
+
+def _check_mask(values: Any, what: str) -> None:
+    """Checks that nothing is masked, because `np.asarray` keeps the numbers under a mask, which nobody may mean."""
+    for part in values if isinstance(values, list | tuple) else [values]:
+        if isinstance(part, np.ma.MaskedArray) and (number := int(np.sum(part.mask))):
+            raise InvalidArgument(
+                f"{what}: {number} values of a masked array are masked. Fill them in, for example with "
+                "np.ma.filled(array, 0), or leave these examples out"
+            )
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is empty: None, NaN, NaT, pandas' NA, or a text without characters."""
+    try:
+        return value is None or value == "" or bool(value != value)
+    except TypeError:  # pandas' NA is neither equal nor unequal to itself
+        return True
