@@ -200,6 +200,7 @@ def test_validation_examples_that_overlap_another_clients_training_are_counted(m
     shared = sum(not trained.isdisjoint(map(float, x)) for x in windows_of)
     told, of = map(int, re.findall(r"\d+", str(said[0].message))[:2])
     assert of == len(windows_of) and 0 < shared <= told  # of one stretch, if they do not share a sample
+    assert "keeps them apart, but for omniglot with augment=before_split" in str(said[0].message)
 
 
 def people_file(name, made):

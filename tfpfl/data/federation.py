@@ -211,7 +211,8 @@ class Federation:
                 `targets`, `label` is the column of the target, or a list of columns, one for each output.
             out: the folder to make; it must not exist yet.
             targets: as in `from_clients`. The outputs are named by their columns.
-            features: the columns of the features, all numeric. Default: all columns but client, label and split.
+            features: the columns of the features, all numeric. Default: all columns but client, label and split; then
+                none may look like the numbers of the rows, such as one without a name.
             split: the column that says of each row train, validation or test. Default: no column; test and validation
                 examples are cut from all rows of a client, as in `from_clients`. With the column nothing is cut for
                 test, and for validation only if no row is marked so.
