@@ -44,3 +44,8 @@ def is_missing(value: Any) -> bool:
         return value is None or value == "" or bool(value != value)
     except TypeError:  # pandas' NA is neither equal nor unequal to itself
         return True
+
+
+def plain(value: Any) -> Any:
+    """A NumPy scalar as Python's own, which `repr` shows without its type on every version of NumPy."""
+    return value.item() if isinstance(value, np.generic) else value

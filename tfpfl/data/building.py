@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown, warn_user
+from tfpfl.data.arrays import plain
 from tfpfl.data.manifest import plain_values
 from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition
 from tfpfl.data.source import Source
@@ -123,7 +124,7 @@ def _checked(part: Partition, name: str, num_train: int, num_test: int) -> Parti
     names = None
     if part.names is not None and len(part.names):
         names = [str(value) for value in part.names]
-        odd = [f"{value!r} is no text" for value in part.names if not isinstance(value, str)]
+        odd = [f"{plain(value)!r} is no text" for value in part.names if not isinstance(value, str)]
         if len(names) != len(found["train"]):
             odd.append(f"{len(names)} names for {len(found['train'])} clients")
         if len(set(names)) < len(names):

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.data.arrays import as_array, is_missing
+from tfpfl.data.arrays import as_array, is_missing, plain
 
 
 def as_keys(keys: ArrayLike, what: str) -> np.ndarray:
@@ -53,7 +53,7 @@ def sorted_keys(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
     if keys.dtype == object:
         sorts = {_sort(key): key for key in keys}
         if len(sorts) > 1:
-            shown = " and ".join(f"{key!r} ({sort})" for sort, key in list(sorts.items())[:2])
+            shown = " and ".join(f"{plain(key)!r} ({sort})" for sort, key in list(sorts.items())[:2])
             raise InvalidArgument(
                 f"the natural keys must be all texts or all numbers, found {shown}: make them one type, for example "
                 "with str"
@@ -65,7 +65,7 @@ def sorted_keys(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
         found, place = np.unique(keys, return_inverse=True)
     except TypeError:  # of objects
         raise InvalidArgument(
-            f"natural keys that cannot be sorted, such as {keys[0]!r}: give texts or numbers"
+            f"natural keys that cannot be sorted, such as {plain(keys[0])!r}: give texts or numbers"
         ) from None
     return found, place.reshape(-1)
 
@@ -83,6 +83,6 @@ def _sort(key: Any) -> str:
 
 def _refuse_large(key: Any) -> NoReturn:
     raise InvalidArgument(
-        f"the natural key {key!r} is a float that is too large: from there on, different whole numbers are one float, "
+        f"the natural key {plain(key)!r} is a float that is too large: from there on, different whole numbers are one float, "
         "so that two clients would become one. Give the keys as integers or texts"
     )

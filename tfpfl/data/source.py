@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, unknown, warn_user
-from tfpfl.data.arrays import as_array
+from tfpfl.data.arrays import as_array, plain
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
@@ -177,7 +177,7 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
         bad = next((i for i, name in enumerate(y) if not isinstance(name, str)), None)
         if bad is not None:
             raise InvalidArgument(
-                f"{what} labels must be integers, or all names (text), found {type(y[bad]).__name__} {y[bad]!r} as "
+                f"{what} labels must be integers, or all names (text), found {type(y[bad]).__name__} {plain(y[bad])!r} as "
                 f"number {bad}"
             )
     if y.dtype.kind in "OUT":
@@ -196,7 +196,7 @@ def _decoded(name: bytes, number: int, what: str) -> str:
         return name.decode("utf-8")
     except UnicodeDecodeError:  # what cannot be read would make one name of different ones
         raise InvalidArgument(
-            f"{what} labels: number {number} is {name!r}, which is no text in UTF-8. Give texts, for example "
+            f"{what} labels: number {number} is {plain(name)!r}, which is no text in UTF-8. Give texts, for example "
             "name.decode('latin-1')"
         ) from None
 
