@@ -83,6 +83,6 @@ def _sort(key: Any) -> str:
 
 def _refuse_large(key: Any) -> NoReturn:
     raise InvalidArgument(
-        f"the natural key {plain(key)!r} is a float that is too large: from there on, different whole numbers are one float, "
-        "so that two clients would become one. Give the keys as integers or texts"
+        f"the natural key {plain(key)!r} is a float that is too large: from there on, different whole numbers are one "
+        "float, so that two clients would become one. Give the keys as integers or texts"
     )

@@ -177,8 +177,8 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
         bad = next((i for i, name in enumerate(y) if not isinstance(name, str)), None)
         if bad is not None:
             raise InvalidArgument(
-                f"{what} labels must be integers, or all names (text), found {type(y[bad]).__name__} {plain(y[bad])!r} as "
-                f"number {bad}"
+                f"{what} labels must be integers, or all names (text), found {type(y[bad]).__name__} "
+                f"{plain(y[bad])!r} as number {bad}"
             )
     if y.dtype.kind in "OUT":
         return y.astype(str)
