@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, Unavailable, extra
-from tfpfl.data.arrays import as_array, is_missing
+from tfpfl.data.arrays import as_array, is_missing, plain
 
 BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
 
@@ -164,7 +164,7 @@ def is_plain(text: str) -> bool:
 
 def cut(value: Any) -> str:
     """A cell for messages, in at most 40 characters."""
-    shown = repr(value.item() if isinstance(value, np.generic) else value)
+    shown = repr(plain(value))
     return shown if len(shown) <= 40 else shown[:39] + "…"
 
 

@@ -225,8 +225,12 @@ def _check_columns(path: Path, found: Sequence[str], features: Sequence[str], le
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(cut, names[:LISTED]))
-    return shown + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    return _first([cut(name) for name in names])
+
+
+def _first(texts: Sequence[str]) -> str:
+    """At most `LISTED` of them, and how many more there are."""
+    return ", ".join(texts[:LISTED]) + (f" and {len(texts) - LISTED} more" if len(texts) > LISTED else "")
 
 
 def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -> np.ndarray:
@@ -315,12 +319,11 @@ def _say_constant(x: np.ndarray, names: Sequence[str]) -> None:
 def _say_large(x: np.ndarray, names: Sequence[str]) -> None:
     """A head's loss is curved as the features are squared: for large ones, the usual rates make steps too long."""
     with np.errstate(over="ignore"):  # such numbers are refused later
-        size = np.sqrt((x.astype(np.float64) ** 2).mean(0))
+        size = [np.sqrt(np.square(column, dtype=np.float64).mean()) for column in x.T]  # one by one, to save memory
     found = [f"{cut(name)} ({value:.3g})" for name, value in zip(names, size, strict=True) if value > LARGE]
     if found:
-        shown = ", ".join(found[:LISTED]) + (f" and {len(found) - LISTED} more" if len(found) > LISTED else "")
         warn_user(
-            f"columns of large numbers, with their root mean square: {shown}. Nothing is standardized, and the usual "
+            f"columns of large numbers, with their root mean square: {_first(found)}. Nothing is standardized, and the usual "
             "rates are too large for such columns: subtract the mean and divide by the standard deviation of the "
             "training rows first, or begin the backbone with a layer that does"
         )

@@ -292,11 +292,12 @@ def _rounds_of_score(rounds: int) -> list[int]:
 def _evaluates(folder: Path, rounds: int) -> bool:
     """Whether the run in this folder has evaluated the rounds of the score, or will when it is trained to `rounds`."""
     try:
-        planned = max(read_config(folder).rounds, rounds)  # a run that was begun for more rounds is trained to its end
+        config = read_config(folder)
+        planned = max(config.rounds, rounds)  # a run that was begun for more rounds is trained to its end
     except RunError:
         return True  # there is no run, or what is there cannot be opened, which is said when it is
     try:
-        with RunStore(folder / STATE, read_only=True, named=read_config(folder).score) as store:
+        with RunStore(folder / STATE, read_only=True, named=config.score) as store:
             done, evaluated = store.round_num, {e.round_num for e in store.evaluations()}
     except StoreError:
         done, evaluated = 0, set()  # it was killed before its first round; of a damaged file, opening the run tells

@@ -78,10 +78,7 @@ def note(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of
         folder_of: function (cell, seed) -> its run folder.
     """
 
-    @cache  # all cells of a column have one reference
-    def record_of(folder: Path) -> Record | None:
-        return Record.read(folder) if (folder / "summary.json").exists() else None
-
+    record_of = cache(ledgers.finished)  # all cells of a column have one reference
     for cell in experiment.cells:
         entry = ledger.get(ledgers.key(cell), {}).get("seeds", {}).get(str(seed))
         reference = reference_of(experiment, cell)
@@ -101,9 +98,9 @@ def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
     for cell in experiment.cells:
         seeds, reference = _noted(cells, cell), reference_of(experiment, cell)
         row = {"column": cell.column, "method": ledgers.method_title(cell.method, cell.label)}
+        theirs = set(_noted(cells, reference)) if reference is not None else set()
         for what in COSTS:
             there = {seed: each[what] for seed, each in seeds.items() if what in each}
-            theirs = set(_noted(cells, reference)) if reference is not None else set()
             row[what] = _text(list(there.values()), len(theirs | set(there))) if there else "-"
         if seeds:
             found.append(row)

@@ -190,6 +190,11 @@ def entry(record: Record, scale: str, asked: int, command: str) -> dict:
     return found
 
 
+def finished(folder: Path) -> Record | None:
+    """The record of a run that came to an end; None if there is none in this folder."""
+    return Record.read(folder) if (folder / "summary.json").exists() else None
+
+
 def note_gains(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of: Callable) -> None:
     """Writes into an experiment's part of the ledger what the clients of a column's runs gain over Local, in points.
 
@@ -204,17 +209,12 @@ def note_gains(ledger: dict, experiment: Experiment, column: str, seed: int, fol
         folder_of: function (cell, seed) -> its run folder.
     """
     cells = [cell for cell in experiment.cells if cell.column == column]
-
-    def record_of(cell: Cell) -> Record | None:
-        folder = Path(folder_of(cell, seed))
-        return Record.read(folder) if (folder / "summary.json").exists() else None
-
     (baseline,) = [cell for cell in cells if cell.method == "local"]
-    if (local := record_of(baseline)) is None:
+    if (local := finished(Path(folder_of(baseline, seed)))) is None:
         return
     for cell in cells:
         its = ledger.get(key(cell), {}).get("seeds", {}).get(str(seed))
-        if its is not None and (record := record_of(cell)) is not None:
+        if its is not None and (record := finished(Path(folder_of(cell, seed)))) is not None:
             gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))
             its[GAIN] = [statistics.mean_over_clients(gains), statistics.std(gains)]
 
