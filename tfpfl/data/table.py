@@ -323,7 +323,7 @@ def _say_large(x: np.ndarray, names: Sequence[str]) -> None:
     found = [f"{cut(name)} ({value:.3g})" for name, value in zip(names, size, strict=True) if value > LARGE]
     if found:
         warn_user(
-            f"columns of large numbers, with their root mean square: {_first(found)}. Nothing is standardized, and the usual "
-            "rates are too large for such columns: subtract the mean and divide by the standard deviation of the "
+            f"columns of large numbers, with their root mean square: {_first(found)}. Nothing is standardized, and the "
+            "usual rates are too large for such columns: subtract the mean and divide by the standard deviation of the "
             "training rows first, or begin the backbone with a layer that does"
         )
