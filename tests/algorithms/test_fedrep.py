@@ -10,7 +10,7 @@ from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedrep, pflego
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
-from tfpfl.runs.cost import count_passes
+from tfpfl.runs.cost import count_work
 
 ETA_H, ETA_B = 0.2, 0.1
 
@@ -78,9 +78,9 @@ def test_the_server_averages_by_examples(data):
 def test_passes_through_the_backbone(data):
     """One forward pass for all head steps; then one in each direction for a body step."""
     build = partial(fedrep, population=data.population, tau_h=45, tau_b=5)
-    assert count_passes(build, data.model, data.visit(1)) == pytest.approx((6, 5))
+    assert count_work(build, data.model, data.visit(1)).passes == pytest.approx((6, 5))
     head_only = partial(fedrep, population=data.population, tau_h=45, tau_b=0)
-    assert count_passes(head_only, data.model, data.visit(1)) == pytest.approx((1, 0))
+    assert count_work(head_only, data.model, data.visit(1)).passes == pytest.approx((1, 0))
 
 
 def test_refusals(data):

@@ -26,7 +26,7 @@ from tfpfl.models import SplitModel
 from tfpfl.models.weights import Weights
 from tfpfl.runs.aggregators import check_method
 from tfpfl.runs.availability import Availability
-from tfpfl.runs.cost import count_passes
+from tfpfl.runs.cost import count_work
 from tfpfl.runs.training import DivergedError, Training
 
 IDS, WIDTHS = [1, 3, 4, 7], [2, 5, 2, 3]  # ids with gaps, and clients of different K_i
@@ -374,7 +374,7 @@ def test_what_cannot_have_two_exchanges_says_why(small):
 def test_a_visit_costs_both_exchanges():
     """FedDANE: one pass for the gradient and one for each step."""
     data = toy()
-    found = count_passes(lambda model: feddane(model, data.population, steps=3), data.model, data.visit(1))
+    found = count_work(lambda model: feddane(model, data.population, steps=3), data.model, data.visit(1)).passes
     assert found == (4.0, 4.0)
 
 

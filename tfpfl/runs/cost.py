@@ -115,11 +115,6 @@ def count_work(build: Callable[..., Algorithm], model, data: ClientData) -> Work
     return Work(Passes(counter.forward / examples, counter.backward / examples), counter.head_steps / examples)
 
 
-def count_passes(build: Callable[..., Algorithm], model, data: ClientData) -> Passes:
-    """The passes of `count_work`, whose arguments it has."""
-    return count_work(build, model, data).passes
-
-
 def backbone_flops(model) -> Flops:
     """Floating point operations of one example's pass through the backbone; backward: the gradient of theta only.
 

@@ -35,11 +35,6 @@ def bytes_text(amount: float) -> str:
     return f"{amount:.0f} B" if unit == "B" else f"{amount:.3g} {unit}"
 
 
-def percent(accuracy: float, interval: float | None = None) -> str:
-    """An accuracy in [0, 1] as text in %, such as '96.34 ± 0.43' for 0.9634 and 0.0043; '-' for NaN."""
-    return shown_score(ACCURACY, accuracy, interval)
-
-
 def comparison(runs: list[tuple[dict, list]], title: str) -> FittedTable:
     """A table of runs, as `tfpfl demo` prints it: one row each.
 
