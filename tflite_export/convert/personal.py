@@ -130,7 +130,7 @@ def _of_run(run, client, rounds) -> Personal:
             "run_id": run.config.run_id,
             "num_examples": int(len(train[0])),
         },
-        preprocessing=_preprocessing(run.federation),
+        preprocessing=preprocessing_of(run.federation),
         antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
         labels=class_names(run, client, weights.head.bias.shape[0]),
         class_ids=class_ids,
@@ -141,7 +141,7 @@ def _of_run(run, client, rounds) -> Personal:
     )
 
 
-def _preprocessing(federation) -> dict:
+def preprocessing_of(federation) -> dict:
     """How stored examples become what the model takes; of several arrays, for each under its name."""
     layout, manifest = federation.layout, federation.manifest
     if not is_several(layout.shape):
