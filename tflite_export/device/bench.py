@@ -133,7 +133,7 @@ def measure(folder, work: str, n: int, threads: int, repeat: int, chunk: int, in
     row = {
         "milliseconds": milliseconds,
         "calls": times,
-        "megabytes": None if before is None or peak is None else max(peak - before, 0) / 1000,
+        "megabytes": _grown(before, peak),
         "runtime": " ".join(runtime_version(client.runtime.interpreter_class)),
     }
     if work == "round":
@@ -165,8 +165,13 @@ def _median(call, repeat, at_most_seconds=5.0):
     return 1000 * float(np.median(times)), len(times)
 
 
+def _grown(before: int | None, peak: int | None) -> float | None:
+    """By how many MB (1,000,000 bytes) memory has grown, of two numbers of KiB; None if one of them is not known."""
+    return None if before is None or peak is None else max(peak - before, 0) * 1024 / 1e6
+
+
 def _reset_peak():
-    """Sets the peak of resident memory back to the present value, and returns this in kB; None if not on Linux."""
+    """Sets the peak of resident memory back to the present value, and returns this in KiB; None if not on Linux."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
