@@ -1,4 +1,4 @@
-"""The commands that a device has without TensorFlow: what they say of wrong arguments, and their units."""
+"""The commands that a device has without TensorFlow: what they say of wrong arguments and files, and their units."""
 
 import sys
 
@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from tflite_export.device import bench, verification
+from tflite_export.device.__main__ import take_part
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.live.work import check_examples
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,21 @@ def test_memory_is_in_millions_of_bytes():
     kept = np.ones(10**7)
     grown = bench._grown(before, bench._status("VmHWM"))
     assert kept.nbytes == 80_000_000 and grown == pytest.approx(80, abs=1)
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_certificate_that_cannot_be_read_is_named(content, tmp_path):
+    np.savez(tmp_path / "train.npz", x=np.zeros((2, 3), np.float32), y=np.zeros(2, np.int32))
+    if content is not None:
+        (tmp_path / "ca.pem").write_text(content)
+    with pytest.raises(InvalidInput, match=r"the certificate .*ca\.pem cannot be used: "):
+        take_part("https://127.0.0.1:1", tmp_path, tmp_path / "s", "token", ca=tmp_path / "ca.pem", device=print)
+
+
+def test_labels_that_are_names_are_refused_before_the_device_joins():
+    x = np.zeros((2, 3), np.float32)
+    numbers, names = np.array([0, 1]), np.array(["cat", "dog"])
+    check_examples({"train": (x, numbers), "test": (x, numbers)})
+    for examples in ({"train": (x, names)}, {"train": (x, numbers), "test": (x, names)}):
+        with pytest.raises(InvalidInput, match="must be numbers, found <U3: classes are numbered from 0"):
+            check_examples(examples)
