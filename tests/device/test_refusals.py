@@ -61,6 +61,13 @@ def test_a_mean_over_examples(tmp_path):
     assert "must not depend on others" in refused(backbone, tmp_path)
 
 
+def test_normalization_that_stays_with_the_client_is_called_by_the_name_that_it_was_given(tmp_path):
+    backbone = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.BatchNormalization()])
+    model = SplitModel(backbone, batch_norm="local")
+    with pytest.raises(ExportError, match="has batch_norm='local': .* Train with batch_norm='frozen', or take `tfpfl"):
+        export((model, model.initial_theta, random_head(model, 3)), out=tmp_path / "b")
+
+
 def test_a_page_in_a_browser_for_tokens(tmp_path):
     backbone = keras.Sequential([keras.Input((4,)), layers.Embedding(9, 3), layers.Flatten()])
     assert "takes whole numbers: leave browser out" in refused(backbone, tmp_path, browser=True)

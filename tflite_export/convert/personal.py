@@ -157,6 +157,12 @@ def _check_theta(model) -> None:
             "no weight of the backbone trains, and a bundle's programs take the backbone's weights as an input. Make a "
             "layer trainable, or take `tfpfl model`, which writes the client's model as a Keras file"
         )
+    if any(model.own) and model.batch_norm == "local":
+        raise ExportError(
+            "the model has batch_norm='local': its normalization layers stay with the client, and a device keeps a "
+            "head only. Train with batch_norm='frozen', or take `tfpfl model`, which writes the client's model as a "
+            "Keras file"
+        )
     if any(model.own):
         raise ExportError(
             "some of the backbone's weights stay with the client (personal=), and a device keeps a head only: train "
