@@ -128,7 +128,7 @@ def _of_run(run, client, rounds) -> Personal:
             "dataset": one_line(run.config.dataset),
             "federation_hash": run.federation.hash,
             "run_id": run.config.run_id,
-            "num_examples": int(len(train[0])),
+            "num_examples": len(train[1]),
         },
         preprocessing=preprocessing_of(run.federation),
         antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
