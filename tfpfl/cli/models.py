@@ -108,6 +108,8 @@ def predict(run, client, file, out, decoded, allow_code):
         kind = opened.model.kind.label
         is_classes = kind.is_classes
         wanted = None if y is None or not is_classes else label_outputs(y, classes, federation.class_names, file)
+        if y is not None and not is_classes:
+            click.echo(f"the labels y in {file} are not compared: this run predicts numbers, and no classes", err=True)
         if not made.about["took_part"]:
             click.echo(f"{_named(made.about)}: {made.story}", err=True)
         if not decoded and looks_decoded(x, federation):
