@@ -49,6 +49,8 @@ def test_a_network_that_is_refused_for_rounds_is_exported_without_them(tmp_path)
     model = SplitModel(backbone)
     source = (model, model.initial_theta, random_head(model, 3))
     bundle = export(source, out=tmp_path / "b", rounds=False, inference=False)
+    card = (bundle.folder / "MODEL_CARD.md").read_text()  # neither of rounds nor of files that are not there
+    assert "without rounds" in card and "leaves the device" not in card and "| file |" not in card
     x = np.random.default_rng(0).random((5, 6, 3), np.float32)
     found = DeviceClient(bundle, interpreter=tf.lite.Interpreter).features(x)
     np.testing.assert_allclose(found, model.features(model.theta(), x), atol=1e-6)
