@@ -325,7 +325,7 @@ def kills(clients, rounds, buffer, server_kills, seed, python):
     with Run.create(config, folder) as run:
         ids = run.population.client_ids.tolist()
         for client in ids:
-            write_data(run.examples, run.population, client, folder / "data" / str(client))
+            write_data(run.federation, run.population, client, folder / "data" / str(client))
     options = ("--async", f"buffer={buffer}", "--wait-for", str(clients), "--joins", "1000")
     with processes() as started:
         server, address = start_server(folder, folder / "server.log", *options)

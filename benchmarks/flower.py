@@ -41,7 +41,7 @@ def new_run(folder: Path, rounds: int) -> None:
     )  # fmt: skip
     with Run.create(config, folder) as run:
         for client in CLIENTS:
-            write_data(run.examples, run.population, client, folder / "data" / str(client))
+            write_data(run.federation, run.population, client, folder / "data" / str(client))
         write_app(run, folder / "app", Rules(wait_for=2, deadline=600.0))
 
 

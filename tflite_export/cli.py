@@ -237,7 +237,7 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
 
     if allow_code:
         allow_code_of(run)
-    with Run.open(run) as opened:
+    with Run.open(run, engine="local") as opened:  # the one of the run may need a package that is not here
         rows = simulate(opened, rounds, engine=engine, payload=payload, chunk=chunk, static=static)
         tolerance = tolerance or rounding(opened.config.hyperparameters)
     click.echo(f"{'round':>5} {'clients':>7} {'theta':>8} {'heads':>8} {'devices':>8} {engine:>8} {'bytes up':>10}")

@@ -60,7 +60,7 @@ def demonstrate(run, client: int | str | None, out, steps: int = 20) -> Demonstr
     device = DeviceClient(bundle, interpreter=interpreter)
     train, test = (run.examples.arrays(client, split, run.population.labels) for split in ("train", "test"))
     exported = device.score(*test)
-    info = ClientInfo(np.int32(client), np.int32(len(train[0])), np.int32(bundle.num_classes), np.float32(0))
+    info = ClientInfo(np.int32(client), np.int32(len(train[1])), np.int32(bundle.num_classes), np.float32(0))
     kernel, bias = map(np.asarray, run.model.head(info))
     device.start_from(SavedHead(kernel, bias, theta_sha256(device.theta)))
     before = device.score(*test)

@@ -21,6 +21,7 @@ from tfpfl.algorithms.contract import ClientOutput
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.layout import num_rows
 from tfpfl.engines import aggregation
+from tfpfl.engines.engine import check_engine
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.visit import server_step
@@ -233,6 +234,7 @@ def _process(engine, algorithm, federation):
     if engine == "local":
         return Simulation(algorithm, federation)
     if engine == "tff":
+        check_engine(engine)
         from tfpfl.engines.tff.process import federate  # needs TensorFlow Federated
 
         return federate(algorithm, federation)

@@ -17,6 +17,7 @@ from tflite_export.device.payload import PayloadError
 from tflite_export.device.runtime import write_manifest
 from tflite_export.rounds import RoundComparison
 from tfpfl.checks import InvalidArgument
+from tfpfl.runs.run import Run
 
 
 def call(*arguments, code=0):
@@ -190,6 +191,15 @@ def test_the_verdict_of_simulate_round(monkeypatch, run_folder, rows, options, s
     monkeypatch.setattr("tflite_export.rounds.simulate_round", lambda *_, **__: rows)
     text = call("simulate-round", run_folder, *options, code=0 if said is None else 1)
     assert ("agree" in text) == (said is None and "int8" not in options) and (said or "") in text
+
+
+def test_the_package_of_the_runs_own_engine_need_not_be_here(monkeypatch, run_folder):
+    """The rounds are computed by the engine that is asked for: a run by TFF is compared where there is no TFF."""
+    opened, as_it_is = [], Run.open
+    monkeypatch.setattr(Run, "open", lambda folder, **how: opened.append(how) or as_it_is(folder, **how))
+    monkeypatch.setattr("tflite_export.rounds.simulate_round", lambda *_, **__: [row(0.0, 0.0)])
+    call("simulate-round", run_folder)
+    assert opened == [{"engine": "local"}]
 
 
 @pytest.mark.table

@@ -50,6 +50,12 @@ def test_scores_and_predictions_are_tensorflows(kind):
     assert not better._replace(loss=np.nan).better_than(found)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_sigmoid_of_large_numbers_says_nothing():
+    found = Kind("multilabel").mean(np.array([[-200, 0, 200]], np.float32))
+    assert found.tolist() == [[0, 0.5, 1]] and found.dtype == np.float32
+
+
 def network():
     keras.utils.set_random_seed(3)
     return keras.Sequential([keras.Input((4,)), layers.Dense(6, activation="relu"), layers.Dense(5, activation="tanh")])
@@ -62,6 +68,9 @@ def test_every_signature_and_a_clients_life(kind, tmp_path):
     head = Head(0.1 * rng.normal(size=(5, 2)).astype("f"), np.zeros(2, "f"))
     bundle = export((model, model.initial_theta, head), out=tmp_path / "b", train=(x, y), test=(x, y))
     assert bundle.manifest["model"]["kind"] == model.kind.text
+    card = (bundle.folder / "MODEL_CARD.md").read_text()
+    assert card.startswith("# Model of a client\n") and f"Output: 2 numbers of the kind {model.kind.text}, in" in card
+    assert "classes" not in card
     assert verify(bundle, interpreter=INTERPRETER).ok
     whole = Runtime(bundle.path(PREDICT), INTERPRETER)("predict", x=x)["predictions"]
     client = DeviceClient(bundle, tmp_path / "head.bin", interpreter=INTERPRETER)

@@ -177,7 +177,9 @@ def test_a_run_is_exported(run, tmp_path):
     assert verify(Bundle(tmp_path / "b"), interpreter=LITE).ok and bundle.manifest["training"]["rounds"]
     assert set(bundle.manifest["preprocessing"]["arrays"]) == {"sound", "words"}
     assert "backbone_int8.tflite" not in bundle.manifest["files"]  # tokens would be rounded
-    assert "words (4, whole numbers) from 6 on" in (bundle.folder / "MODEL_CARD.md").read_text()
+    card = (bundle.folder / "MODEL_CARD.md").read_text()
+    assert "words (4, whole numbers) from 6 on" in card and "this client has 11 training examples" in card
+    assert bundle.manifest["num_examples"] == 11
     x, y = run.federation.arrays(2, "test")
     rows = run.training().evaluate(run.training().server_state(), splits=("test",))
     (found,) = [row for row in rows if row.client_id == 2]

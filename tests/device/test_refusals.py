@@ -49,6 +49,8 @@ def test_a_network_that_is_refused_for_rounds_is_exported_without_them(tmp_path)
     model = SplitModel(backbone)
     source = (model, model.initial_theta, random_head(model, 3))
     bundle = export(source, out=tmp_path / "b", rounds=False, inference=False)
+    card = (bundle.folder / "MODEL_CARD.md").read_text()  # neither of rounds nor of files that are not there
+    assert "without rounds" in card and "leaves the device" not in card and "| file |" not in card
     x = np.random.default_rng(0).random((5, 6, 3), np.float32)
     found = DeviceClient(bundle, interpreter=tf.lite.Interpreter).features(x)
     np.testing.assert_allclose(found, model.features(model.theta(), x), atol=1e-6)
@@ -59,6 +61,13 @@ def test_a_mean_over_examples(tmp_path):
     x = layers.Dense(3)(inputs)
     backbone = keras.Model(inputs, layers.Lambda(lambda x: x - tf.reduce_mean(x, 0), output_shape=(3,))(x))
     assert "must not depend on others" in refused(backbone, tmp_path)
+
+
+def test_normalization_that_stays_with_the_client_is_called_by_the_name_that_it_was_given(tmp_path):
+    backbone = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.BatchNormalization()])
+    model = SplitModel(backbone, batch_norm="local")
+    with pytest.raises(ExportError, match="has batch_norm='local': .* Train with batch_norm='frozen', or take `tfpfl"):
+        export((model, model.initial_theta, random_head(model, 3)), out=tmp_path / "b")
 
 
 def test_a_page_in_a_browser_for_tokens(tmp_path):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from click.testing import CliRunner
 from keras import layers
 
 import tfpfl
@@ -14,6 +15,7 @@ from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.transforms.objective import with_objective
 from tfpfl.algorithms.transforms.schedule import scheduled
 from tfpfl.checks import InvalidArgument
+from tfpfl.cli import main
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.engines import visits as visits_of
@@ -367,6 +369,10 @@ def test_a_run_folder_keeps_such_a_model_and_gives_it_out(tmp_path):
             x, y = federation.raw(client, "test")
             found = run.keras_model(client).predict({k: np.array(v) for k, v in x.items()}, verbose=0)
             assert -np.log(found[np.arange(len(y)), y]).mean() == pytest.approx(scored[client].loss, rel=1e-4)
+    done = CliRunner().invoke(
+        main, ["model", str(tmp_path / "run"), "--client", "1", "--out", str(tmp_path / "1.keras")]
+    )
+    assert done.exit_code == 0 and "raw examples age [1], image [3, 2] -> probabilities of 2 classes" in done.output
     (tmp_path / "x.npy").write_bytes(b"")
     with pytest.raises(InvalidArgument, match="an example of this run is several arrays, {'age': "):
         read_examples(tmp_path / "x.npy", federation)

@@ -49,7 +49,7 @@ def test_data_of_another_run_do_not_stay_with_a_device(run, tmp_path):
     np.savez(tmp_path / "7" / "validation.npz", x=np.zeros((1, 8, 8, 1), np.float32), y=np.zeros(1, np.int32))
     (tmp_path / "7" / "notes.txt").write_text("mine")
     assert not int(run.federation.num_examples("validation")[7])
-    write_data(run.examples, run.population, 7, tmp_path / "7")
+    write_data(run.federation, run.population, 7, tmp_path / "7")
     assert {path.name for path in (tmp_path / "7").iterdir()} == {"train.npz", "test.npz", "about.json", "notes.txt"}
 
 

@@ -408,6 +408,9 @@ def test_the_command_says_that_a_model_for_numbers_gives_predictions(tmp_path):
         run.train()
     done = command("model", tmp_path / "run", "--client", 0, "--out", tmp_path / "a.keras")
     assert "raw examples [2] -> predictions of 2 outputs: dose, pulse" in done.output
+    np.savez(tmp_path / "xy.npz", x=x, y=x)
+    done = command("predict", tmp_path / "run", "--client", 0, "--input", tmp_path / "xy.npz")
+    assert done.exit_code == 0 and "xy.npz are not compared: this run predicts numbers" in done.output, done.output
 
 
 def test_columns_that_are_called_by_numbers(tmp_path):

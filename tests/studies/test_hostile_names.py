@@ -234,7 +234,7 @@ def test_texts_of_a_bundle(name):
     unescaped = re.sub(r"\\.", "", card)
     assert is_plain(card, lines="\n") and "<" not in card and "](" not in unescaped
     assert markdown(name) in card and json.dumps(card)
-    assert len(card.splitlines()) == 13
+    assert len(card.splitlines()) == 10
 
 
 def test_labels_of_a_model_by_hand_are_lines():

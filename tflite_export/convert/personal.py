@@ -128,9 +128,9 @@ def _of_run(run, client, rounds) -> Personal:
             "dataset": one_line(run.config.dataset),
             "federation_hash": run.federation.hash,
             "run_id": run.config.run_id,
-            "num_examples": int(len(train[0])),
+            "num_examples": len(train[1]),
         },
-        preprocessing=_preprocessing(run.federation),
+        preprocessing=preprocessing_of(run.federation),
         antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
         labels=class_names(run, client, weights.head.bias.shape[0]),
         class_ids=class_ids,
@@ -141,7 +141,7 @@ def _of_run(run, client, rounds) -> Personal:
     )
 
 
-def _preprocessing(federation) -> dict:
+def preprocessing_of(federation) -> dict:
     """How stored examples become what the model takes; of several arrays, for each under its name."""
     layout, manifest = federation.layout, federation.manifest
     if not is_several(layout.shape):
@@ -156,6 +156,12 @@ def _check_theta(model) -> None:
         raise ExportError(
             "no weight of the backbone trains, and a bundle's programs take the backbone's weights as an input. Make a "
             "layer trainable, or take `tfpfl model`, which writes the client's model as a Keras file"
+        )
+    if any(model.own) and model.batch_norm == "local":
+        raise ExportError(
+            "the model has batch_norm='local': its normalization layers stay with the client, and a device keeps a "
+            "head only. Train with batch_norm='frozen', or take `tfpfl model`, which writes the client's model as a "
+            "Keras file"
         )
     if any(model.own):
         raise ExportError(

@@ -9,15 +9,25 @@ def texts(manifest: dict, personal) -> dict:
     return {MODEL_CARD: _model_card(manifest, personal)}
 
 
-def _whose(about) -> list[str]:
+def _whose(about, is_classes: bool) -> list[str]:
     """The line of the card that says whom the head is for; none if a client of its own method never took part."""
     if about.get("shared"):
         return ["* All clients share this model: nothing of it is this client's own."]
     if about.get("took_part") is False:
         return []
+    if not is_classes:
+        return ["* The head was fitted to one client's examples, and is not for others."]
     return [
         "* The head was fitted to one client's examples: it knows that client's classes only, and is not for others."
     ]
+
+
+def _of_outputs(model) -> str:
+    """How many outputs there are, and of what kind."""
+    k = model["num_classes"]
+    if "kind" not in model:
+        return f"{k} classes"
+    return f"{k} numbers of the kind {model['kind']}" if k > 1 else f"a number of the kind {model['kind']}"
 
 
 def _of_trunk(trunk, model) -> list[str]:
@@ -46,7 +56,8 @@ def _model_card(manifest, personal) -> str:
     trunk = manifest.get("trunk")
     shape = " x ".join(map(str, trunk["raw_shape"] if trunk else model["example_shape"]))
     name = about.get("client_name", str(about["client"]))
-    lines = [f"# Model of client {about['client']}" + (f" ({markdown(name)})" if name != str(about["client"]) else "")]
+    of = "a client" if about["client"] is None else f"client {about['client']}"  # of arrays it is not known
+    lines = [f"# Model of {of}" + (f" ({markdown(name)})" if name != str(about["client"]) else "")]
     lines += [""]
     if about.get("algorithm"):
         took = "took part in training" + (f", first in round {about['first_round']}" if about["first_round"] else "")
@@ -63,7 +74,7 @@ def _model_card(manifest, personal) -> str:
         f"* Input: {model.get('example_dtype', 'float32')} {shape}"
         + (f": {_of_arrays(model['inputs'])}" if "inputs" in model else "")
         + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if "scale" in pre else "")
-        + f". Output: {model['num_classes']} {model.get('kind', 'classes')}, in the order of labels.txt: "
+        + f". Output: {_of_outputs(model)}, in the order of labels.txt: "
         f"{', '.join(map(markdown, personal.labels))}.",
         *_of_trunk(trunk, model),
         f"* {model['num_backbone_weights']:,} weights in the backbone; {model['num_features']} features; "
@@ -76,13 +87,20 @@ def _model_card(manifest, personal) -> str:
         )
         + " The clients in C, Kotlin, Swift and Python that come with tfpfl do it: see its docs/native.md and "
         "docs/on_device.md.",
-        "* What leaves the device in a round: the gradient of theta and the number of examples. A gradient can tell "
-        "about the examples that it was computed on: it is not anonymous, and no differential privacy is applied.",
-        *_whose(about),
-        "",
-        "| file | precision | centred cosine | head agreement | accuracy | measured on |",
-        "|---|---|---|---|---|---|",
     ]
+    if training["rounds"]:
+        lines += [
+            "* What leaves the device in a round: the gradient of theta and the number of examples. A gradient can "
+            "tell about the examples that it was computed on: it is not anonymous, and no differential privacy is "
+            "applied."
+        ]
+    lines += _whose(about, "kind" not in model)
+    if manifest["quality"]:
+        lines += [
+            "",
+            "| file | precision | centred cosine | head agreement | accuracy | measured on |",
+            "|---|---|---|---|---|---|",
+        ]
     for name, q in manifest["quality"].items():
         agreement, accuracy = ("-" if q[n] is None else f"{100 * q[n]:.1f} %" for n in ("head_agreement", "accuracy"))
         lines.append(

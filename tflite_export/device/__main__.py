@@ -53,6 +53,13 @@ def read_examples(folder: Path) -> dict:
     return found
 
 
+def _trusting(ca: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except OSError as error:  # also ssl.SSLError; neither names the file
+        raise InvalidInput(f"the certificate {ca} cannot be used: {error}") from error
+
+
 def take_part(
     url: str,
     data: Path,
@@ -80,8 +87,7 @@ def take_part(
         device: the class of the device.
 
     Raises:
-        InvalidInput: see `LiveDevice`.
-        OSError: the certificate cannot be read.
+        InvalidInput: see `LiveDevice`; or the certificate cannot be read.
     """
     opened = device(
         url,
@@ -90,7 +96,7 @@ def take_part(
         token or os.environ.get("TFPFL_TOKEN"),
         interpreter=any_interpreter() if device is LiveDevice else None,
         patience=patience,
-        context=None if ca is None else ssl.create_default_context(cafile=str(ca)),
+        context=None if ca is None else _trusting(ca),
         log=lambda text: print(text, flush=True),
         half=half,
         secure=secure,

@@ -20,6 +20,7 @@ import numpy as np
 
 from tflite_export.device import payload
 from tflite_export.device.client import CHUNK, DeviceClient
+from tflite_export.device.errors import InvalidInput
 from tflite_export.device.other_python import run_with
 from tflite_export.device.runtime import Bundle, BundleError, runtime_version
 
@@ -132,7 +133,7 @@ def measure(folder, work: str, n: int, threads: int, repeat: int, chunk: int, in
     row = {
         "milliseconds": milliseconds,
         "calls": times,
-        "megabytes": None if before is None or peak is None else max(peak - before, 0) / 1000,
+        "megabytes": _grown(before, peak),
         "runtime": " ".join(runtime_version(client.runtime.interpreter_class)),
     }
     if work == "round":
@@ -164,8 +165,13 @@ def _median(call, repeat, at_most_seconds=5.0):
     return 1000 * float(np.median(times)), len(times)
 
 
+def _grown(before: int | None, peak: int | None) -> float | None:
+    """By how many MB (1,000,000 bytes) memory has grown, of two numbers of KiB; None if one of them is not known."""
+    return None if before is None or peak is None else max(peak - before, 0) * 1024 / 1e6
+
+
 def _reset_peak():
-    """Sets the peak of resident memory back to the present value, and returns this in kB; None if not on Linux."""
+    """Sets the peak of resident memory back to the present value, and returns this in KiB; None if not on Linux."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -181,14 +187,24 @@ def _status(field):
     return next((int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
 
 
+def _numbers(text: str) -> list[int]:
+    return [_number(part) for part in text.split(",")]
+
+
+def _number(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def main(arguments=None) -> int:
     """The command line of this module. It prints Markdown; 0 if all is well, 2 if the bundle cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m tflite_export.device.bench")
     parser.add_argument("bundle")
-    parser.add_argument("--examples", default=",".join(map(str, EXAMPLES)))
-    parser.add_argument("--threads", default=",".join(map(str, THREADS)))
-    parser.add_argument("--repeat", type=int, default=REPEAT)
-    parser.add_argument("--chunk", type=int, default=CHUNK)
+    parser.add_argument("--examples", type=_numbers, default=EXAMPLES, metavar="N,N,...")
+    parser.add_argument("--threads", type=_numbers, default=THREADS, metavar="N,N,...")
+    parser.add_argument("--repeat", type=_number, default=REPEAT, metavar="N")
+    parser.add_argument("--chunk", type=_number, default=CHUNK, metavar="N")
     parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     try:
@@ -196,9 +212,9 @@ def main(arguments=None) -> int:
             work, *numbers = given.measure
             print(json.dumps(measure(given.bundle, work, *map(int, numbers))))
             return 0
-        numbers = {name: [int(n) for n in getattr(given, name).split(",")] for name in ("examples", "threads")}
-        print(table(bench(given.bundle, **numbers, repeat=given.repeat, chunk=given.chunk)))
-    except BundleError as error:
+        sizes = {"examples": given.examples, "threads": given.threads, "repeat": given.repeat, "chunk": given.chunk}
+        print(table(bench(given.bundle, **sizes)))
+    except InvalidInput as error:
         print(error, file=sys.stderr)
         return 2
     return 0

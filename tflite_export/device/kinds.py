@@ -60,7 +60,8 @@ class Kind:
         if self.is_classes:
             return np.exp(log_softmax(z))
         if self.name == "multilabel":
-            return 1 / (1 + np.exp(-z))
+            with np.errstate(over="ignore"):  # where it is infinite, the result is 0, as it should be
+                return 1 / (1 + np.exp(-z))
         return np.exp(z) if self.name == "poisson" else z
 
     def score(self, z: np.ndarray, y: np.ndarray) -> Score:

@@ -4,6 +4,7 @@ Needs NumPy and an interpreter: `python -m tflite_export.device.verification BUN
 Where ai-edge-litert is not installed, it takes TensorFlow's.
 """
 
+import argparse
 import json
 import sys
 from typing import NamedTuple
@@ -223,7 +224,9 @@ def verify_with(python: str, folder) -> dict:
 
 def main(arguments=None) -> int:
     """Verifies a bundle and prints JSON. Returns 0 if all is well, 1 if numbers differ, 2 if the bundle is unusable."""
-    (folder,) = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m tflite_export.device.verification")
+    parser.add_argument("bundle")
+    folder = parser.parse_args(arguments).bundle
     from tflite_export.device.bench import any_interpreter
 
     try:

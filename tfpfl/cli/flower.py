@@ -78,5 +78,5 @@ def flower(folder, out, wait_for, patience, data_for_devices, allow_code, **rule
         write_app(run, out, Rules(**rules, wait_for=wait_for or len(ids)), patience)
         if data_for_devices is not None:
             for client in ids:
-                write_data(run.examples, run.population, client, data_for_devices / str(client))
+                write_data(run.federation, run.population, client, data_for_devices / str(client))
         click.echo(next_steps(run, out))

@@ -208,7 +208,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
             raise click.UsageError(f"{folder} is a run on places: only the devices have their data")
         if data_for_devices is not None:
             for client in map(int, run.population.client_ids):
-                write_data(run.examples, run.population, client, data_for_devices / str(client))
+                write_data(run.federation, run.population, client, data_for_devices / str(client))
 
         def started(address):
             begins()

@@ -66,7 +66,7 @@ def model(run, client, out, folder, logits, decoded, allow_code):
         card = made.save(out)
         click.echo(f"{_named(made.about)} after round {made.about['round']}, {made.about['algorithm']}; {made.story}")
         taken, given = (made.about[what] for what in ("input", "output"))
-        click.echo(f"{how['inputs']} examples {taken['shape']} -> {given} of {_outputs(made)}")
+        click.echo(f"{how['inputs']} examples {_shapes(taken)} -> {given} of {_outputs(made)}")
         click.echo(f"Written to {out} and {card}")
 
 
@@ -108,6 +108,8 @@ def predict(run, client, file, out, decoded, allow_code):
         kind = opened.model.kind.label
         is_classes = kind.is_classes
         wanted = None if y is None or not is_classes else label_outputs(y, classes, federation.class_names, file)
+        if y is not None and not is_classes:
+            click.echo(f"the labels y in {file} are not compared: this run predicts numbers, and no classes", err=True)
         if not made.about["took_part"]:
             click.echo(f"{_named(made.about)}: {made.story}", err=True)
         if not decoded and looks_decoded(x, federation):
@@ -154,6 +156,13 @@ def _check_table(out):
 def _named(about):
     name = about["client_name"]
     return f"client {about['client']}" + ("" if name == str(about["client"]) else f" ({name})")
+
+
+def _shapes(taken):
+    """The shape of an example, or of each of its arrays."""
+    if "shape" in taken:
+        return taken["shape"]
+    return ", ".join(f"{array['name']} {array['shape']}" for array in taken["arrays"])
 
 
 def _outputs(made):

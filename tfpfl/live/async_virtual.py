@@ -54,7 +54,7 @@ class Phones:
         """
         device = self.client(client)
         device.settings = {**device.settings, **visit_settings(self.run, client, per_step), "rounds": True}
-        x, y = self.run.examples.arrays(client, "train", self.run.population.labels)
+        x, y = self.run.federation.arrays(client, "train", self.run.population.labels)
         x = x.astype(device.bundle.example_dtype, copy=False) if isinstance(x, np.ndarray) else x
         return device.round(theta, device.examples(x), y, payload=payload)
 

@@ -100,7 +100,7 @@ def write_all_data(folder: Path) -> list[int]:
     with Run.open(folder) as run:
         ids = run.population.client_ids.tolist()
         for client in ids:
-            write_data(run.examples, run.population, client, folder / "data" / str(client))
+            write_data(run.federation, run.population, client, folder / "data" / str(client))
     return ids
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from tflite_export.convert.bundle import export
-from tflite_export.convert.personal import device_training
+from tflite_export.convert.personal import device_training, preprocessing_of
 from tflite_export.device.files import write_whole
 from tflite_export.device.layout import BROWSER_PROGRAM, PROGRAM
 from tflite_export.device.runtime import Bundle, write_manifest
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.layout import is_several
+from tfpfl.data.layout import split as parts_of_examples
 from tfpfl.data.places import is_places
 from tfpfl.data.population import ClientInfo
 from tfpfl.live.async_pflego import check_asynchronous
@@ -98,12 +100,8 @@ def _plans_of(run, root: Path) -> dict[int, Path]:
 def _export(run, info: ClientInfo, out: Path, browser: bool) -> None:
     head = Head(*tree.arrays(run.algorithm.init_client(info)))
     settings = device_training(run.config, run.population, int(info.client_id), run.model)
-    source = run.model, run.model.initial_theta, head
-    about = run.federation.manifest
-    given: dict[str, Any] = {
-        "training": settings,
-        "preprocessing": {**about["preprocessing"], "stored_dtype": about["dtype"]},
-    }
+    source = run.whole, run.model.initial_theta, head
+    given: dict[str, Any] = {"training": settings, "preprocessing": preprocessing_of(run.federation)}
     export(source, out=out, inference=False, browser=browser, **given)
 
 
@@ -144,8 +142,10 @@ def programs_of(bundles: dict[int, Path]) -> dict[int, str]:
 def write_data(federation, population, client: int, folder: Path) -> None:
     """Writes one client's examples as a device reads them: train.npz, validation.npz and test.npz, and about.json.
 
+    Examples of several arrays are packed into one, float32 [N, D]; see tflite_export/device/arrays.py.
+
     Args:
-        federation: the data, as the run's model takes them (`run.examples`).
+        federation: the data, as devices have them (`run.federation`): with a frozen trunk, what the trunk takes.
         population: says which labels are read.
         client: the client's id.
         folder: the folder to make, or that is there; these files in it are replaced.
@@ -154,6 +154,9 @@ def write_data(federation, population, client: int, folder: Path) -> None:
     for split in ("train", "validation", "test"):
         x, y = federation.arrays(client, split, population.labels)
         if len(y):
+            if is_several(federation.example_shape):
+                rows = [np.asarray(part, np.float32).reshape(len(y), -1) for part in parts_of_examples(x)]
+                x = np.concatenate(rows, 1)
             np.savez(folder / f"{split}.npz", x=x, y=y)
         else:  # there may be one of another run, which the device would score
             (folder / f"{split}.npz").unlink(missing_ok=True)

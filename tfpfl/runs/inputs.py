@@ -66,7 +66,8 @@ def read_examples(path: str | Path, federation: Federation) -> Examples:
             f"{path}: {bad.sum()} of {len(x)} examples have NaN or infinity, first number {int(bad.argmax())}. Replace "
             "or remove them"
         )
-    if found.y is not None and found.y.shape != (len(x),):
+    axes = (1,) if federation.targets is None else (1, 2)  # of targets, an example may have several
+    if found.y is not None and (found.y.ndim not in axes or len(found.y) != len(x)):
         raise InvalidArgument(
             f"{path}: the labels y must be one for each of the {len(x)} examples, found {found.y.shape}"
         )

@@ -17,13 +17,19 @@ _MOST_SCORE = 1e30  # a larger loss is not sent, nor one that is not finite
 
 
 def check_examples(examples: dict) -> None:
-    """Checks that a device has training examples.
+    """Checks that a device has training examples, and that its labels are numbers.
 
     Raises:
-        InvalidInput: it has none.
+        InvalidInput: it has none, or they are something else.
     """
     if not len(examples.get("train", ((), ()))[0]):
         raise InvalidInput("a device needs training examples")
+    for split in (s for s in wire.SPLITS if s in examples):
+        if (found := np.asarray(examples[split][1]).dtype).kind not in "fiub":
+            raise InvalidInput(
+                f"the labels y of {split} must be numbers, found {found}: classes are numbered from 0, in the order in "
+                "which the client's head has them"
+            )
 
 
 def about_device(examples: dict, signer: wire.Signer) -> dict:

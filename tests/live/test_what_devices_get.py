@@ -1,0 +1,54 @@
+"""Bundles and data that a server makes for its devices: a device computes the features of the run from them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from helpers.truth import relative
+from tflite_export import DeviceClient
+from tflite_export.device.__main__ import read_examples
+from tfpfl.data import Federation
+from tfpfl.live.serve import bundles_of, write_data
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
+
+RNG = np.random.default_rng(0)
+
+
+def numbers(n):
+    return RNG.normal(size=(n, 4)).astype(np.float32)
+
+
+def pixels_and_age(n):
+    return {"pixels": RNG.integers(0, 255, (n, 3, 2), np.uint8), "age": numbers(n)}
+
+
+def deep():
+    return keras.Sequential([keras.Input((4,)), layers.Dense(5, "tanh", name="a"), layers.Dense(3, "tanh", name="b")])
+
+
+def of_two():
+    age, pixels = keras.Input((4,), name="age"), keras.Input((3, 2), name="pixels")
+    x = layers.Concatenate()([age, layers.Flatten()(pixels)])
+    return keras.Model({"age": age, "pixels": pixels}, layers.Dense(3, "tanh")(x))
+
+
+@pytest.mark.parametrize("drawn, network, train_from", [(numbers, deep, "b"), (pixels_and_age, of_two, None)])
+def test_a_device_computes_the_features_of_the_run(drawn, network, train_from, tmp_path):
+    """Those of a frozen trunk, which comes with the bundle, and of examples of several arrays."""
+    network().save(tmp_path / "n.keras")
+    clients = [(drawn(12), np.arange(12) % 2) for _ in range(2)]
+    federation = Federation.from_clients(clients, out=tmp_path / "f", validation=0.0)
+    config = RunConfig(network=str(tmp_path / "n.keras"), train_from=train_from, participation=1.0)
+    with Run.create(config, tmp_path / "run", federation) as run:
+        (folder,) = bundles_of(run).values()
+        write_data(run.federation, run.population, 1, tmp_path / "data")
+        client = DeviceClient(folder, interpreter=tf.lite.Interpreter)
+        x, y = read_examples(tmp_path / "data")["train"]
+        expected, labels = run.examples.arrays(1, "train")
+        np.testing.assert_array_equal(y, labels)
+        found = client.features(client.examples(x))
+        assert relative(found, run.model.features(run.model.theta(), expected)) < 1e-5
+        assert ("trunk" in client.bundle.manifest) == (train_from is not None)
