@@ -187,6 +187,14 @@ def test_what_is_sent_beside_an_update_is_not_measured(transform, federation):
     assert [int(m["rejected"]) == 5 for m in metrics] == [norm > 0.5 * (min(norms) + max(norms)) for norm in norms]
 
 
+@pytest.mark.parametrize("transform", slow_but([median, lambda a: with_objective(a, "cvar:0.5")], 1))
+def test_a_round_of_which_all_are_rejected_changes_nothing(transform, federation):
+    limited = screened(transform(build("fedavg", federation)), max_norm=1e-9)
+    engine = Simulation(limited, federation)
+    server, _, out = after(engine, limited, COHORT, 2)
+    assert int(out.metrics["rejected"]) == len(COHORT) and identical(server, engine.initialize())
+
+
 def test_a_fused_cohort_cannot_be_screened(federation):
     with pytest.raises(ValueError, match="grouping='fused' needs a federation"):
         Simulation(screened(build("pflego", federation)), federation, grouping="fused")
