@@ -253,6 +253,22 @@ def test_a_range_of_cohort_sizes_counts_as_everyone_in_every_round(accounting):
 # ---- in a run
 
 
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"algorithm": "fedavg", "objective": "fair:1"}, "would change nothing with aggregator='median'"),
+        ({"algorithm": "fedavg", "objective": "cvar:0.5"}, "every client also sends its loss"),
+        ({"algorithm": "pflego", "objective": "cvar:0.5"}, "every client also sends its loss"),
+    ],
+)
+def test_an_objective_that_an_aggregator_would_undo_is_refused(small, tmp_path, asked, why):
+    """`fair` of a method that sends updates is in their weights, and a median has none."""
+    with pytest.raises(ValueError, match=why):
+        Run.create(small_runs.config(**asked, aggregator="median"), tmp_path / "run", small)
+    fair = small_runs.config(algorithm="pflego", objective="fair:1", aggregator="median")  # it sends f(l_i) g_i
+    Run.create(fair, tmp_path / "fair", small).close()
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     return small_runs.federation(tmp_path_factory.mktemp("aggregators") / "federation")
