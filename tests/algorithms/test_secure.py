@@ -33,7 +33,9 @@ from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
 
 COHORT = [0, 1, 2, 4, 5]
 EVERYONE = Sampling("fixed", rate=1.0)
-REFUSED = ("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo")
+NEEDS_ALL = "sum of the updates and nothing else"
+REFUSED = dict.fromkeys(("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo", "fedpac", "pfedhn"), NEEDS_ALL)
+REFUSED |= {"feddane": "two exchanges a round", "fedas": "weight depends on its examples"}
 NOTHING_SENT = ("local",)
 
 
@@ -42,9 +44,9 @@ def federation(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("secure") / "federation", EXAMPLES, CLASSES)
 
 
-def method(name, federation, sampling=EVERYONE):
+def method(name, federation, sampling=EVERYONE, **changes):
     population = federation.population(sampling, shared_slots=True)
-    return build_algorithm(name, model_for(name), population, **quick(name))
+    return build_algorithm(name, model_for(name), population, **quick(name) | changes)
 
 
 def one_round(process, algorithm, ids=COHORT):
@@ -181,10 +183,18 @@ def test_every_method_that_needs_a_sum_ends_a_round_as_without(name, federation)
     assert distance(found.client_states, plain.client_states) < 1e-5
 
 
-@pytest.mark.parametrize("name", slow_but(REFUSED, "fedamp"))
-def test_methods_whose_server_needs_single_updates_are_refused(name, federation):
-    with pytest.raises(InvalidArgument, match="sum of the updates and nothing else"):
+@pytest.mark.parametrize("name", slow_but(REFUSED, "fedamp", ci=("fedas",)))
+def test_methods_that_a_sum_of_updates_does_not_serve_are_refused(name, federation):
+    """FedAS weighs a client by the Fisher information of its model, and the server is told the sum of the weights."""
+    with pytest.raises(InvalidArgument, match=REFUSED[name]):
         secured(method(name, federation))
+
+
+@pytest.mark.slow
+def test_fedas_with_weights_that_follow_from_the_number_of_examples(federation):
+    algorithm = method("fedas", federation, weighting="examples")
+    plain, made = one_round(Simulation(algorithm, federation), algorithm)[1], secured(algorithm)
+    assert distance(one_round(Simulation(made, federation), made)[1].server, plain.server) < 1e-5
 
 
 def test_two_clients_in_a_round_are_refused(federation):

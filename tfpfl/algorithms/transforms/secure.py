@@ -69,8 +69,8 @@ def secured(
 
     Raises:
         InvalidArgument: the server needs every client's own update, makes a message for each client, or averages
-            moving statistics; a round has two exchanges, or fewer than three clients; clip or noise is not positive; or
-            the numbers do not fit into 32 bits.
+            moving statistics; a round has two exchanges, or fewer than three clients; clip or noise is not positive;
+            weights follow from the examples; or the numbers do not fit into 32 bits.
     """
     check_method(algorithm)
     for name, value in (("clip", clip), ("noise", noise)):
@@ -167,6 +167,9 @@ def weights_of(algorithm: Algorithm) -> np.ndarray:
     """The weight of every client's update, float64 [I]. It follows from the client's facts, not from its examples.
 
     A visit is traced, and TensorFlow computes only as much of it as the weight needs, which is nearly nothing.
+
+    Raises:
+        InvalidArgument: the weight is another one for other examples.
     """
     return _traced(algorithm)[1]()
 
@@ -176,10 +179,14 @@ def _traced(algorithm: Algorithm) -> tuple[Any, Callable]:
     specs: list = []
     model, population = algorithm.model, algorithm.population
 
-    def weight(info: ClientInfo) -> Any:
-        x = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), model.example_spec(1))
+    def weight(info: ClientInfo, other: Any) -> Any:
+        value, label = tf.cast(other, model.dtype), tf.where(other, info.num_classes - 1, 0)
+        x = tf.nest.map_structure(
+            lambda s: tf.zeros(s.shape, s.dtype) + (tf.cast(value, s.dtype) if s.dtype.is_floating else 0),
+            model.example_spec(1),
+        )
         classes = model.kind.label.is_classes
-        y = tf.zeros([1], tf.int32) if classes else tf.zeros([1, info.num_classes], model.dtype)
+        y = tf.reshape(label, [1]) if classes else tf.zeros([1, info.num_classes], model.dtype) + value
         key = tf.zeros([2], tf.int32)
         with passes.drawing(key):
             message, state = algorithm.message(algorithm.init_server()), algorithm.init_client(info)
@@ -189,18 +196,25 @@ def _traced(algorithm: Algorithm) -> tuple[Any, Callable]:
 
     scalar = tf.TensorSpec([], tf.int32)
     graph = traced_by_design(tf.function(weight, autograph=False)).get_concrete_function(
-        ClientInfo(scalar, scalar, scalar, tf.TensorSpec([], model.dtype))
+        ClientInfo(scalar, scalar, scalar, tf.TensorSpec([], model.dtype)), tf.TensorSpec([], tf.bool)
     )
 
+    def of(client_id: int, other: bool = False) -> float:
+        info = population.info(client_id, model.dtype)
+        return float(graph(*(tf.convert_to_tensor(fact) for fact in info), tf.constant(other)))
+
     def weights() -> np.ndarray:
+        some = int(population.client_ids[np.argmax(population.num_classes)])
+        if of(some) != of(some, other=True):
+            raise InvalidArgument(
+                "--secure needs weights that follow from N_i alone, because the server is told them. In this method a "
+                "client's weight depends on its examples. Give --weighting examples or uniform, if the method has it, "
+                "or take another method"
+            )
         arrival = np.ones(population.num_clients) if population.arrival is None else population.arrival
         facts = np.stack([population.num_examples, population.num_classes, arrival], 1)
         _, first, like = np.unique(facts, axis=0, return_index=True, return_inverse=True)
-        found = []
-        for i in population.client_ids[first]:
-            info = population.info(int(i), model.dtype)
-            found.append(float(graph(*(tf.convert_to_tensor(fact) for fact in info))))
-        return np.array(found)[np.reshape(like, -1)]
+        return np.array([of(int(i)) for i in population.client_ids[first]])[np.reshape(like, -1)]
 
     return specs[0], weights
 
