@@ -10,6 +10,7 @@ from helpers import small_runs
 from helpers.marks import slow_but
 from helpers.one_broken import build, only
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
+from tfpfl.algorithms.parts.local_training import straggles
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
@@ -255,6 +256,18 @@ def test_a_range_of_cohort_sizes_counts_as_everyone_in_every_round(accounting):
         assert some.epsilon > privacy(1.1, population(Sampling("fixed", size / 100)), 50).epsilon
     everyone = privacy(1.1, population(Sampling("range", low=100, high=100)), 50)
     assert everyone == privacy(1.1, population(Sampling()), 50)
+
+
+@pytest.mark.parametrize("robust", [median, lambda a: trimmed_mean(a, trim=0.2)])
+def test_stragglers_that_are_dropped_are_not_among_the_updates(robust, federation):
+    """FedProx drops a straggler by the weight 0; the median is that of the others."""
+    algorithm = build("fedprox", federation, straggler=0.3, straggler_policy="drop")
+    engine, ids = Simulation(robust(algorithm), federation), algorithm.population.client_ids.tolist()
+    late = [int(v.info.client_id) for v in visits_by_id(algorithm.population, ids, 1) if straggles(v.key, 0.3)]
+    on_time = [i for i in ids if i not in late]
+    assert len(late) > 1 and len(on_time) > 2
+    assert distance(one_round(engine, algorithm, ids)[1], one_round(engine, algorithm, on_time)[1]) < 1e-7
+    assert identical(*one_round(engine, algorithm, late))
 
 
 # ---- in a run
