@@ -12,10 +12,10 @@ from helpers.marks import slow_but
 from helpers.normalized import model_for
 from helpers.one_broken import only
 from helpers.quick import quick
-from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
+from helpers.toys import backbone, distance, initial_states, on_disk, toy, visits_by_id
 from tflite_export.device.live.secure.codec import Codec, CodecError
 from tflite_export.device.live.secure.exchange import LEAST
-from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedprox
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
 from tfpfl.algorithms.transforms.fixed_point import fixed_point, wrapped
@@ -330,3 +330,30 @@ def test_an_update_says_nothing_but_its_words_and_its_weight(federation):
     assert isinstance(sent.update, Sent) and sent.update.words.dtype == tf.int64
     np.testing.assert_array_equal(sent.update.words[-2:], [0, 0])  # the loss, which would have no noise
     assert int(sent.update.words[-3]) == int(visit.info.num_examples)
+
+
+def dropping(data, straggler, **more):
+    return fedprox(data.model, data.population, steps=1, straggler=straggler, straggler_policy="drop", **more)
+
+
+def test_the_weights_are_those_of_visits_that_count():
+    """In most visits of such a FedProx a client is late and has the weight 0."""
+    data = toy(dtype="float32")
+    algorithm = dropping(data, 0.9)
+    assert weights_of(algorithm).tolist() == data.population.num_examples.tolist()
+    assert codec_of(algorithm)[0].max_weight == max(data.population.num_examples)
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_client_of_weight_0_sends_its_share_of_the_noise(rejected):
+    """Epsilon counts a share for each client that came and was not rejected. A client that was rejected sends none."""
+    data = toy(dtype="float32")
+    algorithm = dropping(data, 1.0)  # all are late, so all words are noise
+    if rejected:
+        algorithm = screened(faults.broken_work(algorithm, lambda data: tf.constant(1)))
+    made = secured(algorithm, clip=1.0, noise=1.0, weights=np.ones(5))
+    visit = data.visit(0)
+    output = algorithm.client_update(algorithm.init_server(), (), visit)
+    sent = made.sent((), output, visit)
+    assert float(sent.weight) == (0 if rejected else 1) and float(sent.update.weight) == 0
+    assert int(tf.reduce_max(tf.abs(sent.update.words))) > 0
