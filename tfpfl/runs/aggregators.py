@@ -112,25 +112,21 @@ def check_method(name: str, algorithm: Algorithm) -> None:
     check_not_shared(algorithm, f"aggregator {name!r}")
 
 
-def check_objective(name: str | None, objective: str, sends: str) -> None:
-    """Checks that an aggregator leaves an objective its meaning.
-
-    Args:
-        name: a key of `AGGREGATORS`; None: no aggregator.
-        objective: the run's objective.
-        sends: what the method's clients send, `Method.sends`.
+def check_objective(config: Any) -> None:
+    """Checks that the aggregator of a `RunConfig`, if it has one, leaves its objective a meaning.
 
     Raises:
         InvalidArgument: the objective is 'cvar'; or it is 'fair', which is in the weights of what the clients send, and
             the aggregator does not weight clients.
     """
+    name, objective = config.aggregator, config.objective
     kind = "mean" if name is None else parsed_objective(objective)[0]
     if kind == "cvar":
         raise InvalidArgument(
             f"objective={objective!r} cannot be used with aggregator={name!r}: every client also sends its loss, which "
             "an aggregator would change or hide. Leave one of the two out, or take the objective fair:q"
         )
-    if kind == "fair" and sends == "update" and name in UNWEIGHTED:
+    if kind == "fair" and name in UNWEIGHTED and config.method.sends == "update":
         raise InvalidArgument(
             f"objective={objective!r} would change nothing with aggregator={name!r}: it is in the weights of this "
             "method's updates, and this aggregator counts all clients the same. Leave one of the two out, or take a "

@@ -154,7 +154,7 @@ class Run:
         """
         network_file, config = config.network_file, config.resolved(federation)
         config = own_networks.described(config, network_file, federation)
-        check_objective(config.aggregator, config.objective, config.method.sends)
+        check_objective(config)
         run = cls(folder, config, federation, network_file, config.engine)
         if config.schedule is not None:
             check_follows(run.recipe.method(run.model, run.population), config.schedule_of)
