@@ -11,7 +11,8 @@ from helpers.one_broken import BROKEN, build, only
 from helpers.quick import QUICK
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
 from tfpfl.algorithms import ALGORITHMS
-from tfpfl.algorithms.transforms import faults
+from tfpfl.algorithms.transforms import faults, with_objective
+from tfpfl.algorithms.transforms.robust import median
 from tfpfl.algorithms.transforms.screening import REASONS, screened
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
@@ -172,6 +173,26 @@ def test_a_clipped_client_keeps_what_it_has_sent(name, federation):
     assert distance(kept(server), mean) < 1e-6 < 1e-3 < distance(kept(server), kept(algorithm.init_server()))
     unclipped = screened(algorithm, clip_norm=1e3)
     assert identical(after(Simulation(unclipped, federation), algorithm, COHORT, 4)[:2], unlimited[:2])
+
+
+@pytest.mark.parametrize("transform", slow_but([median, lambda a: with_objective(a, "cvar:0.5")], 1))
+def test_what_is_sent_beside_an_update_is_not_measured(transform, federation):
+    """With a median that is the client's weight N_i, with the objective cvar also its loss: larger than the update."""
+    algorithm = build("fedavg", federation)
+    plain = after(Simulation(screened(algorithm), federation), algorithm, COHORT, 1)[2]
+    norms = [float(m["update_norm"]) for m in plain.client_metrics]
+    limited = screened(transform(algorithm), max_norm=0.5 * (min(norms) + max(norms)))
+    metrics = after(Simulation(limited, federation), limited, COHORT, 1)[2].client_metrics
+    assert [float(m["update_norm"]) for m in metrics] == pytest.approx(norms, rel=1e-6)
+    assert [int(m["rejected"]) == 5 for m in metrics] == [norm > 0.5 * (min(norms) + max(norms)) for norm in norms]
+
+
+@pytest.mark.parametrize("transform", slow_but([median, lambda a: with_objective(a, "cvar:0.5")], 1))
+def test_a_round_of_which_all_are_rejected_changes_nothing(transform, federation):
+    limited = screened(transform(build("fedavg", federation)), max_norm=1e-9)
+    engine = Simulation(limited, federation)
+    server, _, out = after(engine, limited, COHORT, 2)
+    assert int(out.metrics["rejected"]) == len(COHORT) and identical(server, engine.initialize())
 
 
 def test_a_fused_cohort_cannot_be_screened(federation):

@@ -12,10 +12,10 @@ from helpers.marks import slow_but
 from helpers.normalized import model_for
 from helpers.one_broken import only
 from helpers.quick import quick
-from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
+from helpers.toys import backbone, distance, initial_states, on_disk, toy, visits_by_id
 from tflite_export.device.live.secure.codec import Codec, CodecError
 from tflite_export.device.live.secure.exchange import LEAST
-from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedprox
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
 from tfpfl.algorithms.transforms.fixed_point import fixed_point, wrapped
@@ -33,7 +33,9 @@ from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
 
 COHORT = [0, 1, 2, 4, 5]
 EVERYONE = Sampling("fixed", rate=1.0)
-REFUSED = ("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo")
+NEEDS_ALL = "sum of the updates and nothing else"
+REFUSED = dict.fromkeys(("fedfomo", "fedamp", "heurfedamp", "pgfed", "pgfedmo", "fedpac", "pfedhn"), NEEDS_ALL)
+REFUSED |= {"feddane": "two exchanges a round", "fedas": "weight depends on its examples"}
 NOTHING_SENT = ("local",)
 
 
@@ -42,9 +44,9 @@ def federation(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("secure") / "federation", EXAMPLES, CLASSES)
 
 
-def method(name, federation, sampling=EVERYONE):
+def method(name, federation, sampling=EVERYONE, **changes):
     population = federation.population(sampling, shared_slots=True)
-    return build_algorithm(name, model_for(name), population, **quick(name))
+    return build_algorithm(name, model_for(name), population, **quick(name) | changes)
 
 
 def one_round(process, algorithm, ids=COHORT):
@@ -181,10 +183,18 @@ def test_every_method_that_needs_a_sum_ends_a_round_as_without(name, federation)
     assert distance(found.client_states, plain.client_states) < 1e-5
 
 
-@pytest.mark.parametrize("name", slow_but(REFUSED, "fedamp"))
-def test_methods_whose_server_needs_single_updates_are_refused(name, federation):
-    with pytest.raises(InvalidArgument, match="sum of the updates and nothing else"):
+@pytest.mark.parametrize("name", slow_but(REFUSED, "fedamp", ci=("fedas",)))
+def test_methods_that_a_sum_of_updates_does_not_serve_are_refused(name, federation):
+    """FedAS weighs a client by the Fisher information of its model, and the server is told the sum of the weights."""
+    with pytest.raises(InvalidArgument, match=REFUSED[name]):
         secured(method(name, federation))
+
+
+@pytest.mark.slow
+def test_fedas_with_weights_that_follow_from_the_number_of_examples(federation):
+    algorithm = method("fedas", federation, weighting="examples")
+    plain, made = one_round(Simulation(algorithm, federation), algorithm)[1], secured(algorithm)
+    assert distance(one_round(Simulation(made, federation), made)[1].server, plain.server) < 1e-5
 
 
 def test_two_clients_in_a_round_are_refused(federation):
@@ -320,3 +330,30 @@ def test_an_update_says_nothing_but_its_words_and_its_weight(federation):
     assert isinstance(sent.update, Sent) and sent.update.words.dtype == tf.int64
     np.testing.assert_array_equal(sent.update.words[-2:], [0, 0])  # the loss, which would have no noise
     assert int(sent.update.words[-3]) == int(visit.info.num_examples)
+
+
+def dropping(data, straggler, **more):
+    return fedprox(data.model, data.population, steps=1, straggler=straggler, straggler_policy="drop", **more)
+
+
+def test_the_weights_are_those_of_visits_that_count():
+    """In most visits of such a FedProx a client is late and has the weight 0."""
+    data = toy(dtype="float32")
+    algorithm = dropping(data, 0.9)
+    assert weights_of(algorithm).tolist() == data.population.num_examples.tolist()
+    assert codec_of(algorithm)[0].max_weight == max(data.population.num_examples)
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_client_of_weight_0_sends_its_share_of_the_noise(rejected):
+    """Epsilon counts a share for each client that came and was not rejected. A client that was rejected sends none."""
+    data = toy(dtype="float32")
+    algorithm = dropping(data, 1.0)  # all are late, so all words are noise
+    if rejected:
+        algorithm = screened(faults.broken_work(algorithm, lambda data: tf.constant(1)))
+    made = secured(algorithm, clip=1.0, noise=1.0, weights=np.ones(5))
+    visit = data.visit(0)
+    output = algorithm.client_update(algorithm.init_server(), (), visit)
+    sent = made.sent((), output, visit)
+    assert float(sent.weight) == (0 if rejected else 1) and float(sent.update.weight) == 0
+    assert int(tf.reduce_max(tf.abs(sent.update.words))) > 0

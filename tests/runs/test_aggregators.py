@@ -10,6 +10,7 @@ from helpers import small_runs
 from helpers.marks import slow_but
 from helpers.one_broken import build, only
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
+from tfpfl.algorithms.parts.local_training import straggles
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
@@ -244,13 +245,48 @@ def test_epsilon_is_dp_accountings(accounting):
 
 
 def test_a_range_of_cohort_sizes_counts_as_everyone_in_every_round(accounting):
-    """Which sizes it had is not accounted for, so epsilon must not be smaller than without sampling."""
+    """Which sizes it had is not accounted for, so epsilon must not be smaller than that of one of the sizes.
+
+    A client takes the place of another, as in cohorts of a fixed size: the sum may change by twice the norm.
+    """
     some = privacy(1.1, population(Sampling("range", low=5, high=20)), 50)
-    assert some == privacy(1.1, population(Sampling()), 50)
-    assert some.epsilon > privacy(1.1, population(Sampling("fixed", 0.1)), 50).epsilon
+    assert some.epsilon == pytest.approx(privacy(0.55, population(Sampling()), 50).epsilon)
+    assert privacy(1.1, population(Sampling("range", low=20, high=20)), 50).epsilon == some.epsilon
+    for size in (5, 10, 20):
+        assert some.epsilon > privacy(1.1, population(Sampling("fixed", size / 100)), 50).epsilon
+    everyone = privacy(1.1, population(Sampling("range", low=100, high=100)), 50)
+    assert everyone == privacy(1.1, population(Sampling()), 50)
+
+
+@pytest.mark.parametrize("robust", [median, lambda a: trimmed_mean(a, trim=0.2)])
+def test_stragglers_that_are_dropped_are_not_among_the_updates(robust, federation):
+    """FedProx drops a straggler by the weight 0; the median is that of the others."""
+    algorithm = build("fedprox", federation, straggler=0.3, straggler_policy="drop")
+    engine, ids = Simulation(robust(algorithm), federation), algorithm.population.client_ids.tolist()
+    late = [int(v.info.client_id) for v in visits_by_id(algorithm.population, ids, 1) if straggles(v.key, 0.3)]
+    on_time = [i for i in ids if i not in late]
+    assert len(late) > 1 and len(on_time) > 2
+    assert distance(one_round(engine, algorithm, ids)[1], one_round(engine, algorithm, on_time)[1]) < 1e-7
+    assert identical(*one_round(engine, algorithm, late))
 
 
 # ---- in a run
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"algorithm": "fedavg", "objective": "fair:1"}, "would change nothing with aggregator='median'"),
+        ({"algorithm": "fedavg", "objective": "cvar:0.5"}, "every client also sends its loss"),
+        ({"algorithm": "pflego", "objective": "cvar:0.5"}, "every client also sends its loss"),
+    ],
+)
+def test_an_objective_that_an_aggregator_would_undo_is_refused(small, tmp_path, asked, why):
+    """`fair` of a method that sends updates is in their weights, and a median has none."""
+    with pytest.raises(ValueError, match=why):
+        Run.create(small_runs.config(**asked, aggregator="median"), tmp_path / "run", small)
+    fair = small_runs.config(algorithm="pflego", objective="fair:1", aggregator="median")  # it sends f(l_i) g_i
+    Run.create(fair, tmp_path / "fair", small).close()
 
 
 @pytest.fixture(scope="module")

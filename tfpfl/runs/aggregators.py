@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.algorithms.contract import Algorithm, check_no_balance, check_one_exchange, kinds
+from tfpfl.algorithms.parts.objectives import parsed_objective
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
@@ -27,6 +28,7 @@ from tfpfl.runs.privacy import Privacy, privacy
 PRIVATE = ("dp", "dp_adaptive")  # those with differential privacy
 OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}  # name -> (algorithm, arguments) -> algorithm; all engines
 AGGREGATORS = OF_TFF | OF_OURS  # all, by name
+UNWEIGHTED = (*PRIVATE, *OF_OURS)  # those for which all clients count the same
 
 
 def written(texts: Sequence[str]) -> dict:
@@ -108,6 +110,28 @@ def check_method(name: str, algorithm: Algorithm) -> None:
         check_one_exchange(algorithm, f"aggregator {name!r}")
     check_no_balance(algorithm, f"aggregator {name!r}")
     check_not_shared(algorithm, f"aggregator {name!r}")
+
+
+def check_objective(config: Any) -> None:
+    """Checks that the aggregator of a `RunConfig`, if it has one, leaves its objective a meaning.
+
+    Raises:
+        InvalidArgument: the objective is 'cvar'; or it is 'fair', which is in the weights of what the clients send, and
+            the aggregator does not weight clients.
+    """
+    name, objective = config.aggregator, config.objective
+    kind = "mean" if name is None else parsed_objective(objective)[0]
+    if kind == "cvar":
+        raise InvalidArgument(
+            f"objective={objective!r} cannot be used with aggregator={name!r}: every client also sends its loss, which "
+            "an aggregator would change or hide. Leave one of the two out, or take the objective fair:q"
+        )
+    if kind == "fair" and name in UNWEIGHTED and config.method.sends == "update":
+        raise InvalidArgument(
+            f"objective={objective!r} would change nothing with aggregator={name!r}: it is in the weights of this "
+            "method's updates, and this aggregator counts all clients the same. Leave one of the two out, or take a "
+            "method whose clients send a gradient, such as pflego or fedsgd"
+        )
 
 
 def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:

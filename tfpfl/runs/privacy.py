@@ -34,7 +34,8 @@ def privacy(
         noise: the noise multiplier: standard deviation of the noise / clipping norm.
         population: the I clients and their sampling. 'binomial' is Poisson sampling; neighbours differ by one client
             more or less. 'fixed' is sampling without replacement; in a neighbour one client is replaced, so that the
-            sum changes by up to twice the norm. 'range' counts as if all clients took part in every round.
+            sum changes by up to twice the norm. 'range' counts as if the client that is replaced took part in every
+            round, unless everyone does.
         rounds: the number of rounds so far.
         delta: default: 1 / I^1.1.
         adaptive: whether the aggregator is dp_adaptive. Its noisy count of clipped updates is included in `noise`.
@@ -67,6 +68,10 @@ def privacy(
         }
         text = f"{size} of {people} clients without replacement"
         text += "" if set(there) == {people} else ", and as large a part while clients are away"
+    elif sampling.kind == "range" and sampling.low < people:
+        relation = dp_accounting.NeighboringRelation.REPLACE_ONE  # one client more would take the place of another
+        events = {dp_accounting.GaussianDpEvent(noise / 2): rounds}
+        text = f"{sampling.low} to {sampling.high} of {people} clients, as if each took part in every round"
     accountant = RdpAccountant(neighboring_relation=relation)
     for event, times in events.items():
         accountant.compose(event, times)

@@ -39,7 +39,7 @@ from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.runs import own_methods, own_networks, participation, protocols
 from tfpfl.runs.accounting import privacy_of
-from tfpfl.runs.aggregators import check_method, factory
+from tfpfl.runs.aggregators import check_method, check_objective, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.client_model import ClientModel, ClientModels
 from tfpfl.runs.config import RunConfig, RunError, entries, package_versions, read_config
@@ -154,6 +154,7 @@ class Run:
         """
         network_file, config = config.network_file, config.resolved(federation)
         config = own_networks.described(config, network_file, federation)
+        check_objective(config)
         run = cls(folder, config, federation, network_file, config.engine)
         if config.schedule is not None:
             check_follows(run.recipe.method(run.model, run.population), config.schedule_of)

@@ -1,6 +1,7 @@
 """`AlongWith` adds a field to an update, for transforms that send something beside the update."""
 
 from collections import namedtuple
+from typing import Any
 
 
 class AlongWith:
@@ -17,7 +18,8 @@ class AlongWith:
     def __init__(self, own, name: str):
         self._whole, self._own = isinstance(own, str), own
         fields = ("update",) if self._whole else type(own)._fields
-        self._type = namedtuple("AlongWith", (*fields, name))
+        self._type: Any = namedtuple("AlongWith", (*fields, name))
+        self._type.beside = (*getattr(type(own), "beside", ()), name)
 
     def put_on(self, update, value):
         """The update with `value` in the new field."""
@@ -27,3 +29,9 @@ class AlongWith:
         """The update without the new field."""
         parts = sent[:-1]
         return parts[0] if self._whole else type(self._own)(*parts)
+
+
+def of_method(update: Any) -> Any:
+    """The parts of an update that are the method's own, without what transforms have put beside them."""
+    beside = getattr(type(update), "beside", ())
+    return [part for name, part in zip(update._fields, update, strict=True) if name not in beside] if beside else update

@@ -201,10 +201,12 @@ def quantile(values: Any, weights: Any, share: float) -> Any:
     """The smallest of the values that has at least this share of the weight at or below it: float [].
 
     Args:
-        values, weights: float [r]; the weights are not negative, and not all 0.
+        values, weights: float [r]; the weights are not negative, and not all 0. Without values, the result has no
+            meaning: the server's step of a round in which nothing arrived is not used.
         share: in [0, 1].
     """
     order = tf.argsort(values)
     below = tf.cumsum(tf.gather(weights, order))
-    enough = below >= tree.as_dtype(share - 1e-6, below.dtype) * below[-1]  # the sum of the weights is rounded
-    return tf.gather(values, order)[tf.argmax(tf.cast(enough, tf.int32))]
+    # `below` ends with the sum of the weights, which is rounded, and has no end if all clients were rejected
+    enough = below >= tree.as_dtype(share - 1e-6, below.dtype) * tf.reduce_max(below)
+    return tf.reduce_min(tf.where(enough, tf.gather(values, order), values.dtype.max))

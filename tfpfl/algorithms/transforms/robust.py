@@ -15,8 +15,8 @@ from tfpfl.models import tree
 def median(algorithm: Algorithm) -> Algorithm:
     """The algorithm with the coordinate-wise median of the cohort's updates instead of their weighted mean.
 
-    All clients count alike. In place of a weighted sum, the server gets the sum of the weights times the median. In a
-    round with two exchanges, this holds for both.
+    All clients count alike, except that an update of weight 0 is left out. In place of a weighted sum, the server gets
+    the sum of the weights times the median. In a round with two exchanges, this holds for both.
 
     Raises:
         InvalidArgument: the server needs every client's own update (aggregate 'rows'), or it keeps a sum of what the
@@ -31,6 +31,7 @@ def trimmed_mean(algorithm: Algorithm, *, trim: float = 0.1) -> Algorithm:
     Args:
         algorithm: any `Algorithm` whose updates are added up.
         trim: the fraction of the smallest and of the largest values of each coordinate that is left out, in [0, 0.5).
+            An update of weight 0 is left out, too.
 
     Raises:
         InvalidArgument: trim is outside [0, 0.5); the server needs every client's own update (aggregate 'rows'); or it
@@ -68,9 +69,10 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
         return output._replace(update=weighed.put_on(output.update, output.weight))
 
     def server_update(server, aggregated, total):
+        counts = tf.where(aggregated.weight.values > 0)[:, 0]  # FedProx gives a straggler that it drops the weight 0
 
         def of(kind, part):
-            value = tf.nest.map_structure(statistic, part.values)
+            value = tf.nest.map_structure(lambda rows: statistic(tf.gather(rows, counts)), part.values)
             return tree.scale(total, value) if kind == "sum" else value
 
         values = aggregated._make([*map(of, sent, aggregated[:-1]), total])

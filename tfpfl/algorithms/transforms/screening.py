@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, Between, ClientData, ClientOutput, Rows, kinds
 from tfpfl.algorithms.exchanges import first_of, of_both, second_of
-from tfpfl.algorithms.transforms.along import AlongWith
+from tfpfl.algorithms.transforms.along import AlongWith, of_method
 from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
@@ -41,7 +41,8 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
 
     Args:
         algorithm: any `Algorithm`.
-        max_norm: updates with a larger L2 norm, over all their numbers, are rejected; None: no limit.
+        max_norm: updates with a larger L2 norm, over all their numbers, are rejected; None: no limit. What a transform
+            sends beside an update, such as the loss for an objective or the weight for a median, is not measured.
         clip_norm: updates with a larger L2 norm are scaled down to this norm; None: never. Applied after `max_norm`. If
             the algorithm has a `balance`, such a client keeps the state that goes with the shorter update.
 
@@ -90,7 +91,10 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
     """`screened` for one exchange. Its `client_update` may be told why the client was rejected in an earlier one."""
     flag = AlongWith(algorithm.aggregate, "accepted") if "rows" in kinds(algorithm) else None
     if flag and clip_norm is not None:
-        raise InvalidArgument("clip_norm is for updates that are added up; here the server sees every client's own")
+        raise InvalidArgument(
+            "clip_norm is for updates that are added up; here the server sees every client's own update, or with the "
+            "objective cvar its own loss. Leave clip_norm out; max_norm rejects long updates"
+        )
 
     def client_update(message, state, data: ClientData, earlier=None) -> ClientOutput:
         data, reason = _usable(data)
@@ -98,9 +102,8 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
             reason = tf.where(tf.equal(earlier, 0), reason, earlier)
         output = algorithm.client_update(message, state, data)
         finite = tree.all_finite((output.update, output.state, output.metrics, output.weight))
-        norm = tf.linalg.global_norm(
-            [tf.cast(x, tf.float64) for x in tf.nest.flatten(output.update) if x.dtype.is_floating]
-        )
+        own = tf.nest.flatten(of_method(output.update))  # a loss or a weight that is sent with it is not measured
+        norm = tf.linalg.global_norm([tf.cast(x, tf.float64) for x in own if x.dtype.is_floating])
         reason = _first(reason, ~finite, 4)
         if max_norm is not None:
             reason = _first(reason, norm > max_norm, 5)

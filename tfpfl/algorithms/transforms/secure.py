@@ -31,6 +31,7 @@ from tfpfl.models import passes, tree
 
 LEAST = 3  # clients: a sum over two tells one of them what the other has sent
 CLIP = 100.0  # as `tfpfl serve --secure` has it: no update of a usual model is longer
+VISITS = 1000  # in so many a client's weight is looked for, if it is 0 in some
 TAILS = 12.0  # standard deviations of a client's noise for which there is room; outside with a probability of 4e-33
 
 
@@ -69,8 +70,8 @@ def secured(
 
     Raises:
         InvalidArgument: the server needs every client's own update, makes a message for each client, or averages
-            moving statistics; a round has two exchanges, or fewer than three clients; clip or noise is not positive; or
-            the numbers do not fit into 32 bits.
+            moving statistics; a round has two exchanges, or fewer than three clients; clip or noise is not positive;
+            weights follow from the examples; or the numbers do not fit into 32 bits.
     """
     check_method(algorithm)
     for name, value in (("clip", clip), ("noise", noise)):
@@ -103,7 +104,10 @@ def secured(
             "clipped": tf.cast(clipped, algorithm.model.dtype),
             "bytes_up": tf.constant(4 * codec.words, tf.int64),
         }
-        one = tf.where(accepted, tf.ones_like(output.weight), tf.zeros_like(output.weight))
+        sends = accepted
+        if shares is not None:  # its noise is counted, so a client of weight 0 sends it, too, unless it was rejected
+            sends = tf.equal(output.metrics.get("rejected", 0), 0)
+        one = tf.where(sends, tf.ones_like(output.weight), tf.zeros_like(output.weight))
         return ClientOutput(Sent(words, output.weight), one, kept, OrderedDict(sorted(metrics.items())))
 
     def server_update(server: Any, total: Sent) -> Any:
@@ -166,7 +170,11 @@ def quorum(members: int, threshold: float = 0.5) -> int:
 def weights_of(algorithm: Algorithm) -> np.ndarray:
     """The weight of every client's update, float64 [I]. It follows from the client's facts, not from its examples.
 
+    If a method gives some visits the weight 0, such as those of stragglers, it is that of the others.
     A visit is traced, and TensorFlow computes only as much of it as the weight needs, which is nearly nothing.
+
+    Raises:
+        InvalidArgument: the weight is another one for other examples.
     """
     return _traced(algorithm)[1]()
 
@@ -176,11 +184,14 @@ def _traced(algorithm: Algorithm) -> tuple[Any, Callable]:
     specs: list = []
     model, population = algorithm.model, algorithm.population
 
-    def weight(info: ClientInfo) -> Any:
-        x = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), model.example_spec(1))
+    def weight(info: ClientInfo, key: Any, other: Any) -> Any:
+        value, label = tf.cast(other, model.dtype), tf.where(other, info.num_classes - 1, 0)
+        x = tf.nest.map_structure(
+            lambda s: tf.zeros(s.shape, s.dtype) + (tf.cast(value, s.dtype) if s.dtype.is_floating else 0),
+            model.example_spec(1),
+        )
         classes = model.kind.label.is_classes
-        y = tf.zeros([1], tf.int32) if classes else tf.zeros([1, info.num_classes], model.dtype)
-        key = tf.zeros([2], tf.int32)
+        y = tf.reshape(label, [1]) if classes else tf.zeros([1, info.num_classes], model.dtype) + value
         with passes.drawing(key):
             message, state = algorithm.message(algorithm.init_server()), algorithm.init_client(info)
             output = algorithm.client_update(message, state, ClientData(x, y, info, key))
@@ -189,18 +200,30 @@ def _traced(algorithm: Algorithm) -> tuple[Any, Callable]:
 
     scalar = tf.TensorSpec([], tf.int32)
     graph = traced_by_design(tf.function(weight, autograph=False)).get_concrete_function(
-        ClientInfo(scalar, scalar, scalar, tf.TensorSpec([], model.dtype))
+        ClientInfo(scalar, scalar, scalar, tf.TensorSpec([], model.dtype)),
+        tf.TensorSpec([2], tf.int32),
+        tf.TensorSpec([], tf.bool),
     )
 
+    def of(client_id: int, visit: int = 0, other: bool = False) -> float:
+        info = population.info(client_id, model.dtype)
+        return float(graph(*(tf.convert_to_tensor(fact) for fact in (*info, np.array([0, visit], np.int32), other))))
+
+    def if_it_counts(client_id: int) -> float:  # FedProx gives a straggler that it drops the weight 0
+        return next((found for visit in range(VISITS) if (found := of(client_id, visit))), 0.0)
+
     def weights() -> np.ndarray:
+        some = int(population.client_ids[np.argmax(population.num_classes)])
+        if of(some) != of(some, other=True):
+            raise InvalidArgument(
+                "--secure needs weights that follow from N_i alone, because the server is told them. In this method a "
+                "client's weight depends on its examples. Give --weighting examples or uniform, if the method has it, "
+                "or take another method"
+            )
         arrival = np.ones(population.num_clients) if population.arrival is None else population.arrival
         facts = np.stack([population.num_examples, population.num_classes, arrival], 1)
         _, first, like = np.unique(facts, axis=0, return_index=True, return_inverse=True)
-        found = []
-        for i in population.client_ids[first]:
-            info = population.info(int(i), model.dtype)
-            found.append(float(graph(*(tf.convert_to_tensor(fact) for fact in info))))
-        return np.array(found)[np.reshape(like, -1)]
+        return np.array([if_it_counts(int(i)) for i in population.client_ids[first]])[np.reshape(like, -1)]
 
     return specs[0], weights
 
