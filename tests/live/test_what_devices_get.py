@@ -1,5 +1,7 @@
 """Bundles and data that a server makes for its devices: a device computes the features of the run from them."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from keras import layers
 from helpers.truth import relative
 from tflite_export import DeviceClient
 from tflite_export.device.__main__ import read_examples
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.live.work import Work
 from tfpfl.data import Federation
 from tfpfl.live.serve import bundles_of, write_data
 from tfpfl.runs.config import RunConfig
@@ -52,3 +56,16 @@ def test_a_device_computes_the_features_of_the_run(drawn, network, train_from, t
         found = client.features(client.examples(x))
         assert relative(found, run.model.features(run.model.theta(), expected)) < 1e-5
         assert ("trunk" in client.bundle.manifest) == (train_from is not None)
+
+
+def test_a_device_refuses_pixels_that_are_not_preprocessed(tmp_path):
+    clients = [(RNG.integers(0, 255, (12, 6), np.uint8), np.arange(12) % 2) for _ in range(2)]
+    federation = Federation.from_clients(clients, out=tmp_path / "f", validation=0.0)
+    with Run.create(RunConfig(network="mlp200", participation=1.0), tmp_path / "run", federation) as run:
+        (folder,) = bundles_of(run).values()
+        x, y = run.examples.arrays(1, "train")
+    state = SimpleNamespace(bundle=folder, head=tmp_path / "head")
+    with pytest.raises(InvalidInput, match=r"x of train are pixels as they are stored \(uint8\).*0.00392157 x \+ 0"):
+        Work(state, {"train": clients[1]}, tf.lite.Interpreter)
+    found, _ = Work(state, {"train": (x, y)}, tf.lite.Interpreter).examples["train"]
+    np.testing.assert_array_equal(found, x)

@@ -254,6 +254,8 @@ def test_a_range_of_cohort_sizes_counts_as_everyone_in_every_round(accounting):
     assert privacy(1.1, population(Sampling("range", low=20, high=20)), 50).epsilon == some.epsilon
     for size in (5, 10, 20):
         assert some.epsilon > privacy(1.1, population(Sampling("fixed", size / 100)), 50).epsilon
+    nearly_all = privacy(1.1, population(Sampling("fixed", 0.99)), 50)  # the bound for samples is above it
+    assert nearly_all.epsilon == some.epsilon
     everyone = privacy(1.1, population(Sampling("range", low=100, high=100)), 50)
     assert everyone == privacy(1.1, population(Sampling()), 50)
 

@@ -35,7 +35,7 @@ def privacy(
         population: the I clients and their sampling. 'binomial' is Poisson sampling; neighbours differ by one client
             more or less. 'fixed' is sampling without replacement; in a neighbour one client is replaced, so that the
             sum changes by up to twice the norm. 'range' counts as if the client that is replaced took part in every
-            round, unless everyone does.
+            round, unless everyone does; so does a fixed cohort of nearly everyone, for which this bound is smaller.
         rounds: the number of rounds so far.
         delta: default: 1 / I^1.1.
         adaptive: whether the aggregator is dp_adaptive. Its noisy count of clipped updates is included in `noise`.
@@ -52,6 +52,7 @@ def privacy(
     delta = people**-1.1 if delta is None else delta
     event = dp_accounting.GaussianDpEvent(noise)
     events = {event: rounds}  # event -> number of rounds
+    always = None  # the events of a client that takes part in every round, where this is a bound too
     relation, text = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, "every client in every round"
     if sampling.kind == "binomial":
         events = {dp_accounting.PoissonSampledDpEvent(sampling.rate, event): rounds}
@@ -66,19 +67,23 @@ def privacy(
             for n, times in there.items()
             if n  # a round without clients reveals nothing
         }
+        always = {half: sum(times for n, times in there.items() if n)}
         text = f"{size} of {people} clients without replacement"
         text += "" if set(there) == {people} else ", and as large a part while clients are away"
     elif sampling.kind == "range" and sampling.low < people:
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE  # one client more would take the place of another
         events = {dp_accounting.GaussianDpEvent(noise / 2): rounds}
         text = f"{sampling.low} to {sampling.high} of {people} clients, as if each took part in every round"
-    accountant = RdpAccountant(neighboring_relation=relation)
-    for event, times in events.items():
-        accountant.compose(event, times)
+
+    def epsilon(events):
+        accountant = RdpAccountant(neighboring_relation=relation)
+        for event, times in events.items():
+            accountant.compose(event, times)
+        return float(accountant.get_epsilon(delta))
+
+    smallest = min(epsilon(found) for found in (events, always) if found is not None)
     more = "; the clipping norm's estimate included" if adaptive else ""
-    return Privacy(
-        float(accountant.get_epsilon(delta)), delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}{more}"
-    )
+    return Privacy(smallest, delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}{more}")
 
 
 def require_accounting() -> Any:

@@ -52,21 +52,30 @@ class Work:
         examples: {'train', and if there are, 'validation', 'test': (x, y)}, with x preprocessed as the manifest says;
             'classes': K, if the labels do not show it.
         interpreter: class of the interpreter, see `Runtime`.
+
+    Raises:
+        InvalidInput: the examples are not preprocessed, or of another shape than the model's.
     """
 
     def __init__(self, state: State, examples: dict, interpreter=None):
         self.client = DeviceClient(Bundle(state.bundle), state.head, interpreter=interpreter)
         self.examples = {
-            split: (self.client.examples(np.asarray(x).astype(self._dtype, copy=False)), np.asarray(labels))
+            split: (self.client.examples(self._taken(split, np.asarray(x))), np.asarray(labels))
             for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)
             if len(labels)
         }
 
-    @property
-    def _dtype(self):
-        """Of the examples that the device has: what the model takes, or with a frozen trunk what the trunk does."""
+    def _taken(self, split: str, x: np.ndarray) -> np.ndarray:
+        """Examples in the type of what the model takes, or with a frozen trunk of what the trunk does."""
         about = self.client.bundle
-        return np.float32 if about.manifest.get("trunk") else about.example_dtype
+        stored = about.manifest["preprocessing"]
+        scale, shift = stored.get("scale", 1), stored.get("shift", 0)
+        if str(x.dtype) == "uint8" == stored.get("stored_dtype") and (scale, shift) != (1, 0):
+            raise InvalidInput(
+                f"the examples x of {split} are pixels as they are stored (uint8), and the model takes them as "
+                f"{scale:g} x + {shift:g}, float32. Write these numbers into the file"
+            )
+        return x.astype(np.float32 if about.manifest.get("trunk") else about.example_dtype, copy=False)
 
     def visit(self, work: dict, theta: np.ndarray) -> Pending:
         """Computes a round.
