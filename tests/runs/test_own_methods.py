@@ -525,6 +525,23 @@ def test_hyperparameters_are_options(loud, tmp_path):
     assert "the builder of f returned NoneType, not an Algorithm" in said and not (tmp_path / "no").exists()
 
 
+def test_a_wrong_option_of_an_own_method_is_named(loud, tmp_path):
+    """Not the method itself, which is there."""
+    file, _, _ = loud
+    for words, expected in (
+        (["run", "--etta", 3], "unknown option --etta; did you mean --eta?"),
+        (["run", "--client-opt", "adam"], "unknown option --client-opt;"),
+        (["sweep", "--settings", 2], "unknown option --settings;"),
+    ):
+        command_, *options = words
+        done = call(command_, "--algorithm", f"{file}:loud", *options, "--out", tmp_path / "no")
+        said = " ".join(done.output.split())
+        assert done.exit_code == 2 and expected in said and "unknown algorithm" not in said, said
+    done = call("compare", "--algorithms", f"fedavg,{file}:loud", "--set", "mine.eta=3", "--out", tmp_path / "no")
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and "ALGORITHM may be one of --algorithms, here fedavg, loud" in said, said
+
+
 @pytest.mark.slow
 def test_sweep(tmp_path, loud):
     file, _, _ = loud

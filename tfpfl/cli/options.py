@@ -127,9 +127,9 @@ def _given(args, name, default=...):
 
 
 def _why_not(algorithm, flag):
-    from tfpfl.algorithms import get_method
+    from tfpfl.algorithms import method_named
 
-    return get_method(algorithm).why_not(flag.removeprefix("--").replace("-", "_"))
+    return method_named(algorithm).why_not(flag.removeprefix("--").replace("-", "_"))
 
 
 def _hyperparameter_options(algorithm):
