@@ -542,6 +542,19 @@ def test_a_wrong_option_of_an_own_method_is_named(loud, tmp_path):
     assert done.exit_code == 2 and "ALGORITHM may be one of --algorithms, here fedavg, loud" in said, said
 
 
+def test_none_in_place_of_another_default_is_in_the_command(six_clients, tmp_path):
+    file, out = tmp_path / "f.py", tmp_path / "run"
+    code = "from tfpfl.algorithms import fedavg\n"
+    code += "def f(model, population, *, eta: float = 0.1, most: int | None = 7, word: str | None = None,\n"
+    code += "      yes: bool | None = None):\n    return fedavg(model, population, eta=eta, steps=most or 1)\n"
+    file.write_text(code)
+    name = f"{file}:f"
+    good("run", "--algorithm", name, "--most", "none", "--federation", six_clients.path, "--rounds", 1, "--out", out)
+    assert read_config(out).hyperparameters["most"] is None
+    words = shlex.split(command(read_config(out), out))
+    assert " ".join(words).count(" none") == 1 and words[words.index("--most") + 1] == "none"
+
+
 @pytest.mark.slow
 def test_sweep(tmp_path, loud):
     file, _, _ = loud
