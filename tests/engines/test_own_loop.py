@@ -181,3 +181,22 @@ def test_labels_and_shapes_that_a_visit_carries_are_checked():
                 [algorithm.init_client(visit.info)],
                 [ClientData(wrong_x, wrong_y, visit.info, visit.key)],
             )
+
+
+def test_things_of_other_types_are_refused_by_name(algorithm, federation):
+    for wrong in (None, str(federation.path)):
+        with pytest.raises(InvalidArgument, match="federation must be a tfpfl.Federation, found"):
+            Training(algorithm, wrong)
+    with pytest.raises(InvalidArgument, match="sampling must be a tfpfl.Sampling.*found 0.5"):
+        federation.population(0.5)
+    with pytest.raises(InvalidArgument, match="client is given by its number, found 'ann': tfpfl.data.find_client"):
+        federation.arrays("ann")
+    model, population = algorithm.model, algorithm.population
+    with pytest.raises(InvalidArgument, match=r"a tfpfl.Population, found Federation: give federation.population\(\)"):
+        build_algorithm("pflego", model, federation)
+    with pytest.raises(InvalidArgument, match="model must be a tfpfl.SplitModel, found Population"):
+        build_algorithm("pflego", population, model)
+    for name, value, wanted in (("tau", 5.0, "int"), ("tau", "5", "int"), ("beta", "0.1", "float")):
+        with pytest.raises(InvalidArgument, match=f"{name} must be {wanted}, found {value!r}"):
+            build_algorithm("pflego", model, population, **{name: value})
+    assert build_algorithm("fedavg", model, population, steps=np.int64(2), eta=np.float32(0.1), client_opt="adam")
