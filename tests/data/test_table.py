@@ -146,6 +146,7 @@ def test_the_column_of_the_split_is_followed(tmp_path):
         ({"user": ["a", None] * 12}, {}, "column 'user' has 12 missing values, the first in row 2"),
         ({"state": ["a", ""] * 12}, {}, "column 'state' has 12 missing values, the first in row 2"),
         ({"state": [0.5, 1.0] * 12}, {}, r"'state' has the label 0.5 in row 1: a label is a whole number or a name"),
+        ({"state": [0.5, 1.0] * 12}, {}, r"are to be predicted, say targets='real' \(--targets real at the command"),
         ({"state": np.array(["a", 1] * 12, object)}, {}, "train labels must be integers, or all names"),
         ({}, {"client": "usr"}, "client: unknown column 'usr'; did you mean 'user'"),
         ({}, {"features": ["age", "mas"]}, "features: unknown column 'mas'; did you mean 'mass'"),

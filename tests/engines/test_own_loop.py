@@ -160,3 +160,43 @@ def test_arrays_as_visits(tff, algorithm):
     states = list(initial_states(algorithm, data.population).values())
     found = [e.next(e.initialize(), states, given) for e in (Simulation(algorithm), federate(algorithm, SPECS))]
     assert distance(found[0].server, found[1].server) < 1e-5
+
+
+def test_labels_and_shapes_that_a_visit_carries_are_checked():
+    """They ended in errors of TensorFlow or Keras; labels that are floats were told of columns of targets."""
+    data = toy(dtype="float32", classes=(3,) * 5)
+    algorithm = build_algorithm("pflego", data.model, data.population)
+    engine, (visit,) = Simulation(algorithm), visits(algorithm, 1, [0])
+    x, y = map(np.asarray, data.data[0])
+    for wrong_x, wrong_y, why in (
+        (x, np.eye(3)[y], r"labels of shape \(\d+, 3\) and type float64: they must be integers .* labels.argmax\(1\)"),
+        (x, np.eye(3, dtype="int32")[y], r"labels of shape \(\d+, 3\) and type int32"),
+        (x, y.astype("float32"), r"labels of shape \(\d+,\) and type float32: they must be integers"),
+        (x[:, :2], y, r"examples of shape \(2,\), but the model takes \(4,\)"),
+        (x.tolist(), y, "examples must be an array .* found list"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"client 0.*{why}"):
+            engine.next(
+                algorithm.init_server(),
+                [algorithm.init_client(visit.info)],
+                [ClientData(wrong_x, wrong_y, visit.info, visit.key)],
+            )
+
+
+def test_things_of_other_types_are_refused_by_name(algorithm, federation):
+    for wrong in (None, str(federation.path)):
+        with pytest.raises(InvalidArgument, match="federation must be a tfpfl.Federation, found"):
+            Training(algorithm, wrong)
+    with pytest.raises(InvalidArgument, match="sampling must be a tfpfl.Sampling.*found 0.5"):
+        federation.population(0.5)
+    with pytest.raises(InvalidArgument, match="client is given by its number, found 'ann': tfpfl.data.find_client"):
+        federation.arrays("ann")
+    model, population = algorithm.model, algorithm.population
+    with pytest.raises(InvalidArgument, match=r"a tfpfl.Population, found Federation: give federation.population\(\)"):
+        build_algorithm("pflego", model, federation)
+    with pytest.raises(InvalidArgument, match="model must be a tfpfl.SplitModel, found Population"):
+        build_algorithm("pflego", population, model)
+    for name, value, wanted in (("tau", 5.0, "int"), ("tau", "5", "int"), ("beta", "0.1", "float")):
+        with pytest.raises(InvalidArgument, match=f"{name} must be {wanted}, found {value!r}"):
+            build_algorithm("pflego", model, population, **{name: value})
+    assert build_algorithm("fedavg", model, population, steps=np.int64(2), eta=np.float32(0.1), client_opt="adam")

@@ -525,6 +525,36 @@ def test_hyperparameters_are_options(loud, tmp_path):
     assert "the builder of f returned NoneType, not an Algorithm" in said and not (tmp_path / "no").exists()
 
 
+def test_a_wrong_option_of_an_own_method_is_named(loud, tmp_path):
+    """Not the method itself, which is there."""
+    file, _, _ = loud
+    for words, expected in (
+        (["run", "--etta", 3], "unknown option --etta; did you mean --eta?"),
+        (["run", "--client-opt", "adam"], "unknown option --client-opt;"),
+        (["sweep", "--settings", 2], "unknown option --settings;"),
+    ):
+        command_, *options = words
+        done = call(command_, "--algorithm", f"{file}:loud", *options, "--out", tmp_path / "no")
+        said = " ".join(done.output.split())
+        assert done.exit_code == 2 and expected in said and "unknown algorithm" not in said, said
+    done = call("compare", "--algorithms", f"fedavg,{file}:loud", "--set", "mine.eta=3", "--out", tmp_path / "no")
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2 and "ALGORITHM may be one of --algorithms, here fedavg, loud" in said, said
+
+
+def test_none_in_place_of_another_default_is_in_the_command(six_clients, tmp_path):
+    file, out = tmp_path / "f.py", tmp_path / "run"
+    code = "from tfpfl.algorithms import fedavg\n"
+    code += "def f(model, population, *, eta: float = 0.1, most: int | None = 7, word: str | None = None,\n"
+    code += "      yes: bool | None = None):\n    return fedavg(model, population, eta=eta, steps=most or 1)\n"
+    file.write_text(code)
+    name = f"{file}:f"
+    good("run", "--algorithm", name, "--most", "none", "--federation", six_clients.path, "--rounds", 1, "--out", out)
+    assert read_config(out).hyperparameters["most"] is None
+    words = shlex.split(command(read_config(out), out))
+    assert " ".join(words).count(" none") == 1 and words[words.index("--most") + 1] == "none"
+
+
 @pytest.mark.slow
 def test_sweep(tmp_path, loud):
     file, _, _ = loud

@@ -360,6 +360,7 @@ def test_the_command_line(tmp_path, monkeypatch):
         ["--algorithm", "local", "--partition", "dirichlet", "--partition-alpha", 0.7, "--sampling", "binomial"],
         ["--algorithm", "fedavg", "--sampling", "range", "--sampling-range", 2, 5, "--labels", "global"],
         ["--algorithm", "fedavg", "--federation", "OWN", "--evaluate-every", 3, "--patience", 2],
+        ["--algorithm", "pfedhn", "--clip", "none", "--batch-size", "None"],
         ["--dropout", 0.2, "--joins", "3:1,2", "--joins", "5:4", "--on-broken", "reject", "--max-norm", 9.5],
     ],
     ids=lambda asked: f"{asked[1]}{asked[2]}",

@@ -1,7 +1,9 @@
 """`ALGORITHMS`, the list of all methods for the command line, the tests and the README; and functions on it."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from tfpfl.algorithms.adapters import ADAPTERS
 from tfpfl.algorithms.apfl import APFL
@@ -106,8 +108,8 @@ def build_algorithm(
         The `Algorithm`.
 
     Raises:
-        InvalidArgument: the name, the preset or a hyperparameter is unknown, a value is out of range, or the builder
-            returned no `Algorithm`.
+        InvalidArgument: the name, the preset or a hyperparameter is unknown, a value is out of range or of another
+            type, model or population is something else, or the builder returned no `Algorithm`.
 
     Examples:
         >>> from tfpfl import Population, SplitModel
@@ -121,10 +123,30 @@ def build_algorithm(
     """
     check_names(name, preset, hyperparameters)
     method = get_method(name)
+    if not isinstance(model, SplitModel):
+        raise InvalidArgument(f"the model must be a tfpfl.SplitModel, found {type(model).__name__}")
+    if not isinstance(population, Population):
+        hint = ": give federation.population()" if hasattr(population, "population") else ""
+        raise InvalidArgument(f"the population must be a tfpfl.Population, found {type(population).__name__}{hint}")
+    _check_numbers(method, hyperparameters)
     made = method.build(model, population, **{**method.presets.get(preset, {}), **hyperparameters})
     if not isinstance(made, Algorithm):
         raise InvalidArgument(f"the builder of {method.name} returned {type(made).__name__}, not an Algorithm")
     return made
+
+
+def _check_numbers(method: Method, hyperparameters: dict) -> None:
+    """Refuses a text where a number is wanted, and a number with a point where a whole number is wanted."""
+    known = method.hyperparameters
+    for name, value in hyperparameters.items():
+        annotation = known[name].annotation
+        kinds = get_args(annotation) or (annotation,)
+        number = not {int, float}.isdisjoint(kinds)
+        if (number and isinstance(value, str) and str not in kinds) or (
+            int in kinds and isinstance(value, float | np.floating) and float not in kinds
+        ):
+            wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise InvalidArgument(f"{name} must be {wanted}, found {value!r}")
 
 
 def check_names(name: str | Method, preset: str | None, hyperparameters: Iterable[str]) -> None:

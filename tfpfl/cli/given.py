@@ -5,6 +5,7 @@ from collections.abc import Collection
 import click
 from click.core import ParameterSource
 
+from tfpfl.cli.layout import NOTHING
 from tfpfl.runs.options import DATA_NAMES, OPTIONS
 
 
@@ -46,6 +47,7 @@ def hyperparameters_of(algorithm: str, preset: str | None, kw: dict) -> dict:
     from tfpfl.algorithms import method_named
 
     found = {k[6:]: v for k, v in kw.items() if k.startswith("hyper_") and v is not None}
+    found = {k: None if v is NOTHING else v for k, v in found.items()}
     if preset is not None and options_given({"head_init"}):
         if "head_init" in method_named(algorithm).presets.get(preset, {}):
             found["head_init"] = kw["head_init"]

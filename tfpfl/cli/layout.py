@@ -51,6 +51,21 @@ class OneOf(click.Choice):
         return value
 
 
+NOTHING = object()  # what `OrNone` makes of 'none': None is an option that was not given
+
+
+class OrNone(click.ParamType):
+    """A value of another type, or the word none."""
+
+    def __init__(self, kind: type):
+        self.of = click.types.convert_type(kind)
+        self.name = self.of.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value, or `NOTHING` for none in capital or small letters; fails if it is neither."""
+        return NOTHING if isinstance(value, str) and value.lower() == "none" else self.of.convert(value, param, ctx)
+
+
 class Names(click.ParamType):
     """A text for which some names are known. Whoever uses the text refuses a wrong one: a file may be right, too.
 

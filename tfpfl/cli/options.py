@@ -11,7 +11,7 @@ from typing import Any, get_args
 import click
 
 from tfpfl.checks import InvalidArgument, unknown
-from tfpfl.cli.layout import Names, OneOf, SectionedCommand, SectionOption, with_names
+from tfpfl.cli.layout import Names, OneOf, OrNone, SectionedCommand, SectionOption, with_names
 from tfpfl.runs.files import check_place
 from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
 
@@ -127,9 +127,9 @@ def _given(args, name, default=...):
 
 
 def _why_not(algorithm, flag):
-    from tfpfl.algorithms import get_method
+    from tfpfl.algorithms import method_named
 
-    return get_method(algorithm).why_not(flag.removeprefix("--").replace("-", "_"))
+    return method_named(algorithm).why_not(flag.removeprefix("--").replace("-", "_"))
 
 
 def _hyperparameter_options(algorithm):
@@ -234,6 +234,8 @@ def _option(parameter, name, flag, section, text):
     shown = "none" if parameter.default is None else parameter.default
     if kind is bool:
         flag, shown = f"{flag}/--no-{flag[2:]}", "yes" if parameter.default else "no"
+    elif name.startswith("hyper_") and NoneType in get_args(parameter.annotation):
+        kind = OrNone(kind)
     text = f"{text}  [default: {shown}]".lstrip()
     return SectionOption([flag, name], type=kind, default=None, help=text, section=section)
 

@@ -52,7 +52,7 @@ PROTOCOLS = (
     multiple=True,
     metavar="A.NAME=VALUE",
     help="A hyperparameter of one of the methods to train, such as pflego.tau=20; may be repeated. For a method of "
-    "your own, A is the name of its function.",
+    "your own, A is what stands after the colon.",
 )
 @click.option(
     "--protocol",
@@ -135,8 +135,10 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         meant = [name for name in names if name == algorithm] or [n for n in names if _function(n) == algorithm]
         algorithm = meant[0] if len(meant) == 1 else algorithm
         if algorithm not in hyper or not what or not value:
+            there = ", ".join(map(_function, names))
             raise click.UsageError(
-                f"--set {setting}: write ALGORITHM.NAME=VALUE, of one of --algorithms, such as pflego.tau=20"
+                f"--set {setting}: write ALGORITHM.NAME=VALUE, such as pflego.tau=20. ALGORITHM may be one of "
+                f"--algorithms, here {there}"
             )
         check_names(method_named(algorithm), None, {what: value})
         hyper[algorithm][what] = value_of(value)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tfpfl.checks import one_line
+from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.building import build_federation
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import write_clients
@@ -429,5 +429,10 @@ class Federation:
         return np.stack([np.bincount(self.raw(i, split, "global")[1], minlength=self.num_labels) for i in ids])
 
     def _check_id(self, client_id: int) -> None:
+        if isinstance(client_id, str):
+            raise InvalidArgument(
+                f"a client is given by its number, found {client_id!r}: tfpfl.data.find_client(federation, "
+                f"{client_id!r}) gives the number of a name"
+            )
         if not 0 <= client_id < self.num_clients:
             raise IndexError(f"client {client_id} does not exist: ids are 0..{self.num_clients - 1}")

@@ -133,6 +133,10 @@ class Population:
                 )
         if self.labels not in ("local", "global"):
             raise InvalidArgument(f"labels are 'local' or 'global', found {self.labels!r}")
+        if not isinstance(self.sampling, Sampling):
+            raise InvalidArgument(
+                f"sampling must be a tfpfl.Sampling, such as tfpfl.Sampling('fixed', rate=0.5); found {self.sampling!r}"
+            )
         if self.sampling.kind == "range" and self.sampling.high > len(ids):
             raise InvalidArgument(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
         if self.num_labels is not None and self.num_labels < classes.max():

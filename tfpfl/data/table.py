@@ -280,7 +280,8 @@ def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
             row = int(whole.argmin())
             raise InvalidArgument(
                 f"column {name!r} has the label {values[row]} in row {row + 1}: a label is a whole number or a name of "
-                "a class. Turn such numbers into names, for example 'low' and 'high'"
+                "a class. If the numbers themselves are to be predicted, say targets='real' (--targets real at the "
+                "command line); otherwise turn them into names, for example 'low' and 'high'"
             )
         return values.astype(np.int64)
     return values

@@ -5,6 +5,7 @@ either. What differs between the engines is how the clients of a round are compu
 """
 
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, traced_by_design
+from tfpfl.data.layout import is_several
 from tfpfl.engines import aggregation
 from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.graphs import any_number, relaxed, total
@@ -211,12 +213,43 @@ def check_carried(model: Any, visits: list) -> None:
         visits: `Visit`s or `ClientData`.
 
     Raises:
-        InvalidArgument: see `check_examples` and `check_whole`.
+        InvalidArgument: see `check_class_ids`, `check_examples`, `check_shape` and `check_whole`.
     """
     for visit in visits:
         if isinstance(visit, ClientData) and not isinstance(visit.x, tf.data.Dataset):
+            check_class_ids(model, visit)
             check_examples(visit)
+            check_shape(model, visit)
             check_whole(model, visit.x, int(visit.info.client_id))
+
+
+def check_class_ids(model: Any, data: ClientData) -> None:
+    """Checks that labels of a model for classes are integers [N].
+
+    Raises:
+        InvalidArgument: they are others, such as one-hot rows. The message names the client.
+    """
+    y = np.asarray(data.y)
+    if model.kind.label.is_classes and len(np.atleast_1d(y)) and (y.ndim != 1 or y.dtype.kind not in "iub"):
+        raise InvalidArgument(
+            f"client {int(data.info.client_id)} has labels of shape {y.shape} and type {y.dtype}: they must be "
+            "integers [N], one class for each example. For one-hot rows give labels.argmax(1)"
+        )
+
+
+def check_shape(model: Any, data: ClientData) -> None:
+    """Checks that the examples that a client was given, if they are one array, have the shape that the model takes.
+
+    Raises:
+        InvalidArgument: they have another. The message names the client.
+    """
+    if is_several(model.input_shape) or is_several(data.x):
+        return
+    found, wanted = np.shape(data.x)[1:], tuple(model.input_shape)
+    if found != wanted:
+        raise InvalidArgument(
+            f"client {int(data.info.client_id)} has examples of shape {found}, but the model takes {wanted}"
+        )
 
 
 def check_examples(data: ClientData) -> None:
@@ -228,6 +261,11 @@ def check_examples(data: ClientData) -> None:
     """
     client, classes = int(data.info.client_id), int(data.info.num_classes)
     xs, y = [np.asarray(part) for part in tf.nest.flatten(data.x)], np.asarray(data.y)
+    if not y.ndim or not all(x.ndim for x in xs):
+        raise InvalidArgument(
+            f"client {client}: examples must be an array [N, ...], or a dict or tuple of such arrays, and labels an "
+            f"array [N]; found {type(data.x).__name__} and {type(data.y).__name__}. Use np.asarray"
+        )
     if not len(y) or any(len(x) != len(y) for x in xs):
         raise InvalidArgument(
             f"client {client} has {len(xs[0])} examples and {len(y)} labels; it needs at least one example, and one "
@@ -253,6 +291,11 @@ def check_fits(algorithm: Algorithm, federation) -> None:
             clients, their numbers of training examples N_i, or their numbers of classes K_i; or the backbone takes
             whole numbers, and the examples are others.
     """
+    if federation is None or isinstance(federation, str | Path):
+        raise InvalidArgument(
+            f"the federation must be a tfpfl.Federation, found {federation!r}: open a folder with "
+            "tfpfl.Federation.load(folder)"
+        )
     population = algorithm.population
     check_inputs(algorithm.model, federation)
     check_targets(algorithm.model, federation)

@@ -3,9 +3,12 @@
 import hashlib
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
 from tfpfl.algorithms.modules_beside import hash_of, modules_beside
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import PARTITIONERS
 from tfpfl.runs.config import METHOD, METRIC, NETWORK_CODE, RunConfig
 from tfpfl.runs.consent import folders_of
@@ -70,6 +73,7 @@ def command(config: RunConfig, folder: str | Path, out: str | Path | None = None
         row = config.method
         defaults = {name: p.default for name, p in row.hyperparameters.items()} | row.presets.get(config.preset, {})
     words += _flags({k: v for k, v in config.hyperparameters.items() if own or v != defaults[k]})
+    words += [word for name in _without(config, defaults) for word in ("--" + name.replace("_", "-"), "none")]
     if own_data:
         words += ["--federation", str(config.federation)]
     else:
@@ -106,6 +110,15 @@ def _made_by_the_command(config) -> bool:
 def _asked(config) -> dict:
     defaults = PARTITIONERS[config.partition].__kwdefaults__ or {} if config.partition in PARTITIONERS else {}
     return {k: v for k, v in config.partition_args.items() if v != defaults.get(k)}
+
+
+def _without(config, defaults) -> list[str]:
+    """The hyperparameters that are None in place of another default. Those of a method that is not loaded: unknown."""
+    if config.own_method is not None:
+        with suppress(InvalidArgument):
+            known = config.method.hyperparameters.items()
+            defaults = {name: p.default for name, p in known if bool not in (p.annotation, *get_args(p.annotation))}
+    return [name for name, v in config.hyperparameters.items() if v is None and defaults.get(name) is not None]
 
 
 def _flags(values: dict) -> list[str]:
