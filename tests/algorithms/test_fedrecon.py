@@ -11,7 +11,7 @@ from tfpfl.algorithms.parts.local_training import support_and_query
 from tfpfl.models import tree
 from tfpfl.models.losses import cross_entropy
 from tfpfl.models.weights import Weights
-from tfpfl.runs.cost import count_passes
+from tfpfl.runs.cost import count_work
 
 TAU, BETA, RHO = 5, 0.2, 0.15
 
@@ -115,7 +115,7 @@ def test_the_head_sees_the_support_and_theta_the_query(data):
 def test_passes_through_the_backbone(data, options, passes):
     """With a split, the support (five of nine examples) only goes forward."""
     build = partial(fedrecon, population=data.population, tau=50, **options)
-    assert count_passes(build, data.model, data.visit(1)) == pytest.approx(passes)
+    assert count_work(build, data.model, data.visit(1)).passes == pytest.approx(passes)
 
 
 def test_refusals(data):
