@@ -90,6 +90,8 @@ def test_a_wrong_argument_says_what_a_visit_is(engine, algorithm, federation):
         engine.next(server, [states[0]], made)
     with pytest.raises(ValueError, match="found 0 states and 0 visits"):
         engine.next(server, [], [])
+    with pytest.raises(ValueError, match="client 1 is in the round 2 times.*Give each client one visit"):
+        engine.next(server, [states[0], states[1], states[1]], visits(algorithm, 1, [0, 1, 1]))
     with pytest.raises(ValueError, match="client_states must be a list.*next\\(server, client_states, visits\\)"):
         engine.next(server, states[0], made)
     with pytest.raises(ValueError, match="visits must be a list.*found NoneType. The call is next\\(server, client_st"):

@@ -234,6 +234,19 @@ def hits(labels, logits):
 """
 
 
+def test_the_word_none_is_none_where_a_value_may_be_none():
+    """TOML has no null."""
+    method = {"hyperparameters": {"clip": "none"}, "search": {"steps": [5, 10]}}
+    study = Study.of(small(search={}, methods={"pfedhn": method, "b": {"algorithm": "pfedhn"}}))
+    first, _ = study.methods
+    config = study.config(study.data[0], first, {"steps": 5}, seed=0)
+    assert config.hyperparameters == {"clip": None, "steps": 5}
+    study = Study.of(small(search={}, methods={"pfedhn": {"search": {"clip": ["none", 5, None]}}}))
+    assert study.methods[0].space["clip"] == [None, 5.0, None]
+    with pytest.raises(InvalidArgument, match="tau must be int, found 'none'"):
+        Study.of(small(search={}, methods={"pflego": {"search": {"tau": ["none"]}}}))
+
+
 def test_methods_and_metrics_of_the_users_own(tmp_path, monkeypatch):
     """Named relative to the file; the process of a run gets the code that was checked, also if the file has changed."""
     monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))

@@ -170,7 +170,7 @@ EXAMPLES_OF: dict[tuple[type, ...], str] = {  # what a visit may be -> where the
 
 
 def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Visit,)) -> None:
-    """Checks that a round has at least one client, one state for every visit, and visits that are visits.
+    """Checks that a round has at least one client, none twice, one state for every visit, and visits that are visits.
 
     The training loop skips a round for which binomial sampling drew no client.
 
@@ -180,8 +180,8 @@ def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Vis
         kinds: what a visit may be.
 
     Raises:
-        InvalidArgument: there are no visits, or more or fewer states than visits; or something else was given. The
-            message says what a visit is and how to make one.
+        InvalidArgument: there are no visits, more or fewer states than visits, or two visits of one client; or
+            something else was given. The message says what a visit is and how to make one.
     """
     told = A_VISIT.format(examples=EXAMPLES_OF[kinds])
     for what, given in (("client_states", client_states), ("visits", visits)):
@@ -200,6 +200,12 @@ def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Vis
         raise InvalidArgument(
             f"a round needs at least one client, with one state and one visit each; found {len(client_states)} states "
             f"and {len(visits)} visits"
+        )
+    ids, times = np.unique([int(visit.info.client_id) for visit in visits], return_counts=True)
+    if len(ids) < len(visits):
+        raise InvalidArgument(
+            f"client {ids[times.argmax()]} is in the round {times.max()} times: its update would count more than once, "
+            "and it would have several new states. Give each client one visit"
         )
 
 

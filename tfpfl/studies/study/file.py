@@ -7,7 +7,8 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from tfpfl.algorithms import ALGORITHMS, Method, get_method
 from tfpfl.algorithms.own import own_method
@@ -334,12 +335,17 @@ def _method(name: str, entries: dict, kind: str, folder: Path) -> MethodEntry:
             is_entry = what == "search" and one in _FOR_METHODS - _OF_THE_METHOD
             if one not in hyperparameters and not is_entry:
                 raise InvalidArgument(f"{key}.{what}.{one}: {unknown('hyperparameter', one, hyperparameters)}")
+    given = entries.get("hyperparameters", {})
+    if given:
+        entries = entries | {
+            "hyperparameters": {one: _or_none(value, hyperparameters[one].annotation) for one, value in given.items()}
+        }
     its_title = method.title if entries["algorithm"] == name else name
     found = {one: _values(f"{key}.search.{one}", values, kind) for one, values in space.items()}
     for one, values in found.items():
         kinds = hyperparameters[one].annotation if one in hyperparameters else RunConfig.__annotations__[one]
         try:
-            found[one] = type(values)(typed(one, value, kinds) for value in values)
+            found[one] = type(values)(typed(one, _or_none(value, kinds), kinds) for value in values)
         except InvalidArgument as error:
             more = "; a range draws real numbers: give a list of values" if isinstance(values, tuple) else ""
             raise InvalidArgument(f"{key}.search.{one}: {error}{more}") from error
@@ -364,12 +370,18 @@ def _values(key: str, given: Any, kind: str) -> list | tuple:
         if not numbers or not 0 < low < high < math.inf:  # type: ignore[operator]
             raise InvalidArgument(f"{key}: a range needs 0 < low < high, found low={low!r} and high={high!r}")
         return float(low), float(high)  # type: ignore[arg-type]
-    plain = isinstance(given, list) and all(isinstance(v, bool | int | float | str) for v in given)
+    plain = isinstance(given, list) and all(isinstance(v, bool | int | float | str | None) for v in given)
     if not plain or not given:
         raise InvalidArgument(f"{key} must be a list of values, or {{low = ..., high = ...}}; found {given!r}")
     if len(set(map(repr, given))) < len(given):
         raise InvalidArgument(f"{key}: a value is there twice in {given!r}")
     return given
+
+
+def _or_none(value: Any, kind: Any) -> Any:
+    """None for the word none, where a value may be None and is no text: TOML has no null."""
+    kinds = get_args(kind)
+    return None if value == "none" and NoneType in kinds and str not in kinds else value
 
 
 def _dicts(entries: dict, names: Iterable[str], key: str) -> None:
