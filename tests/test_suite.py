@@ -63,6 +63,7 @@ def test_a_folder_that_is_given_to_the_tests_and_is_not_there_is_an_error(name, 
         assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["not set", "empty", "a folder"])
 def test_a_folder_that_is_not_given_or_is_there_is_no_error(how, tmp_path):
     value = {"not set": {}, "empty": dict.fromkeys(GIVEN, ""), "a folder": dict.fromkeys(GIVEN, str(tmp_path))}[how]
@@ -90,6 +91,7 @@ def ids(*more) -> set:
     return {line for line in done.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option, cut", [("--part", "slow"), ("--fast-part", "not slow and not docs")])
 def test_every_test_of_a_kind_is_of_one_part_and_all_others_are_of_each(option, cut):
     first, second = (ids(option, f"{part}/2") for part in range(2))

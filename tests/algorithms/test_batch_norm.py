@@ -126,6 +126,7 @@ def test_the_moved_statistics_are_a_closed_form():
     np.testing.assert_allclose(server.statistics[1], variance, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_shared_statistics_never_pass_through_the_servers_optimizer():
     """The weighted mean over the cohort, whatever the server's optimizer does with the rest."""
     toy = normed("shared")
@@ -307,6 +308,7 @@ def test_stacked_and_one_by_one_agree(federation):
     Scorer(algorithm, federation, ["test"])(done[0].server, done[0].client_states, visits)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_refused_with_the_reason():
     toy, plain = normed("local"), SplitModel(backbone())
     with pytest.raises(ValueError, match="no trainable BatchNormalization.*conv_bn"):

@@ -71,6 +71,7 @@ def test_local_steps_are_adams(data, prox):
     assert distance(found, expected) < 1e-12 and distance(found, start) > 0.05
 
 
+@pytest.mark.slow
 def test_momentum_by_name_is_sgds_momentum_to_the_bit(data):
     """And 'sgd' by name is the default: tests of the methods compare that with closed forms."""
     by_name = fedavg(data.model, data.population, steps=3, client_opt="momentum")
@@ -104,6 +105,7 @@ def test_a_round_of_fedavg_with_adam(data):
     assert distance(second, round_from(after)) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(TAKE_IT, "fedper"))
 def test_every_method_trains_with_it(name):
     """By name and with the optimizer itself; with the rate of the method. SGD gives other weights."""

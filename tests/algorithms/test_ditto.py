@@ -16,6 +16,7 @@ def data():
     return toy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eta_p", slow_but([0.1, 0.3], 0.3))
 def test_without_lambda_the_personal_models_are_local_training(data, eta_p):
     algorithm = ditto(data.model, data.population, lam=0.0, eta=0.1, eta_p=eta_p, **SOLVER)

@@ -78,6 +78,7 @@ def test_rounds_are_written_out(data, p):
     assert min(float(b.min()) for i in data.ids for b in map(np.asarray, a[i])) < 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", slow_but([1, None], 1))
 def test_without_learning_it_is_fedavg(data, p):
     """Mini-batches, absent clients: A_i stays 1, so every client starts from w."""
@@ -130,6 +131,7 @@ def test_a_part_of_the_examples_is_used(data):
     assert distance(next_round, found) > 1e-6
 
 
+@pytest.mark.slow
 def test_absent_and_new_clients(data):
     some = [(0, 2, 3), (2, 3), (0, 2), (3,), (2, 3)]  # 1 and 4 never come, 0 leaves
     algorithm = fedala(data.model, data.population, eta_w=3.0, **SOLVER)

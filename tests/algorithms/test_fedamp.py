@@ -178,6 +178,7 @@ def test_rounds_in_which_clients_are_missing(data, build):
     assert xi[2, 1] > 0  # and who came late as well
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "options"), [(fedamp, {"alpha": 1e-14, "sigma": 1.0}), (heurfedamp, {"self_weight": 1.0})]
 )
@@ -189,6 +190,7 @@ def test_without_attention_and_penalty_it_is_local_training(data, build, options
     assert distance(states, expected) < 1e-9 and distance(states, start) > 1e-2
 
 
+@pytest.mark.slow
 def test_the_uniform_heuristic_without_penalty_is_uniform_averaging(data):
     """sigma = 0 and xi_ii = 1 / m with everyone present: FedAvg with equal weights."""
     from tfpfl.algorithms import fedavg

@@ -121,6 +121,7 @@ def test_without_its_parts_it_is_fedper(data, weighting):
     assert distance({i: state.head for i, state in states.items()}, heads) < 1e-9
 
 
+@pytest.mark.slow
 def test_absent_and_new_clients(data):
     """Who left predicts with the model of its last visit; who never came, with the newest backbone."""
     some = [(0, 2, 3), (2, 3), (0, 2), (3,), (2, 3)]  # 1 and 4 never come, 0 leaves

@@ -29,6 +29,7 @@ def test_eta_0_leaves_the_model(work):
     assert identical(server, start(data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [{"steps": 5}, {"epochs": 2, "batch_size": 4, "momentum": 0.5}], ids=str)
 def test_one_client_is_plain_local_training(work):
     data = toy(examples=(9,), classes=(3,))
@@ -36,6 +37,7 @@ def test_one_client_is_plain_local_training(work):
     assert distance(server, trained_alone(data, 0, 3, start(data), eta=0.3, **work)) < 1e-9
 
 
+@pytest.mark.slow
 def test_clients_with_the_same_data_train_as_one():
     single = toy(examples=(9,), classes=(3,))
     data = toy(examples=(9,) * 4, classes=(3,) * 4)._replace(data=clients((9,), (3,)) * 4)

@@ -74,6 +74,7 @@ def test_rounds_are_written_out(data):
         assert distance(found, say(phi, direction(heads[i]), heads[i], server.head, server.policy)) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_mmd_holds_features_near_to_those_of_the_received_backbone(data):
     """It is not in lam = 0, and with a large lam features stay where they were."""
     algorithms = [fedcp(data.model, data.population, lam=lam, eta=0.01, steps=60) for lam in (0.0, 200.0)]
@@ -145,6 +146,7 @@ def test_parts(data):
     assert not identical(initial_policy(again), policy) and identical(initial_policy(data.model), policy)
 
 
+@pytest.mark.slow
 def test_absent_and_new_clients(data):
     some = [(0, 2, 3), (2, 3)]  # 1 and 4 never come
     algorithm = fedcp(data.model, data.population, **WORK)
@@ -180,6 +182,7 @@ def test_gates_matter(data):
     assert differs > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["regression", "multilabel"])
 def test_other_kinds(kind):
     """Every kind's loss is minimized: a visit with lam = 0 lowers it."""

@@ -49,6 +49,7 @@ def test_rounds_are_the_papers(data, weighting):
     assert distance(expected[-1], expected[0]) > 1e-2
 
 
+@pytest.mark.slow
 def test_one_step_is_fedsgd(data):
     """Every client of the cohort takes the step -eta g, whatever mu is."""
     found, _ = play(feddane(data.model, data.population, mu=5.0, eta=0.2, steps=1), data)
@@ -65,6 +66,7 @@ def test_one_step_is_fedsgd(data):
     assert uniform.population is data.population and server is not None
 
 
+@pytest.mark.slow
 def test_without_the_correction_it_is_fedprox(data):
     """A client alone in its round has g = g_i."""
     cohorts = [(2,), (0,), (4,)]
@@ -91,6 +93,7 @@ def _sum(structures):
     return tf.nest.map_structure(lambda *leaves: tf.add_n(leaves), *structures)
 
 
+@pytest.mark.slow
 def test_who_leaves_between_the_exchanges_is_in_g_alone(data):
     algorithm = feddane(data.model, data.population, mu=0.4, eta=0.1, steps=3)
     engine, states = Simulation(algorithm), initial_states(algorithm, data.population)
@@ -108,6 +111,7 @@ def test_who_leaves_between_the_exchanges_is_in_g_alone(data):
     assert int(output.metrics["bytes_up"]) == 2 * 2 * d * 8
 
 
+@pytest.mark.slow
 def test_nothing_of_the_round_is_kept(data):
     algorithm = feddane(data.model, data.population)
     assert algorithm.init_client(data.population.info(0)) == ()

@@ -83,6 +83,7 @@ def test_rounds_are_written_out(data, mu, agreement_rounds):
         assert distance(found, (phi_of(data, i, w.theta) + c[i]) @ w.head.kernel + w.head.bias) < 1e-9
 
 
+@pytest.mark.slow
 def test_without_its_parts_it_is_fedavg_after_the_agreement(data):
     """Mini-batches too: round t + 1 does what FedAvg's round t + 1 would do from w^0."""
     work = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
@@ -98,6 +99,7 @@ def test_without_its_parts_it_is_fedavg_after_the_agreement(data):
     assert distance(with_c[-1].w, expected[-1]) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_strong_regularization_brings_the_mean_feature_to_z(data):
     """A client alone, many small steps: the mean of its features ends at z."""
     w, z = shared(data), tf.constant([0.1] * data.model.num_features, tf.float64)

@@ -45,6 +45,7 @@ def test_h_is_the_mean_of_all_clients_gradients_always(data, options):
             assert all(identical(states[i], tree.zeros_like(server.h)) == (i in (1, 4)) for i in data.ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dyn", slow_but([0.5, 1e-12], 0.5))
 @pytest.mark.parametrize("cohort", slow_but([[0, 2, 3], [1], [0, 1, 2, 3, 4]], [0, 2, 3]))
 def test_round_1_overshoots_the_mean_by_r_of_i(data, dyn, cohort):

@@ -116,6 +116,7 @@ def test_rounds_are_the_papers(data, combine):
     assert set(states.values()) == {()} and (not combine or np.count_nonzero(rows) > len(rows))
 
 
+@pytest.mark.slow
 def test_without_alignment_and_combination_it_is_fedrep(data):
     equal = Population([6, 9, 4, 7, 5], [K] * 5)
     model = data.model
@@ -129,6 +130,7 @@ def test_without_alignment_and_combination_it_is_fedrep(data):
         assert distance(tf.nest.map_structure(lambda w, i=i: w[i], pac[-1].heads), states[i]) < 1e-13
 
 
+@pytest.mark.slow
 def test_a_client_alone_keeps_its_head(data):
     """a = 1 of one client; and a client with one example, whose V is 0, wants its own head alone."""
     path, _ = play(fedpac(data.model, data.population, **WORK), data, [(2,)])
@@ -139,6 +141,7 @@ def test_a_client_alone_keeps_its_head(data):
     assert np.abs(a[0] - [1, 0, 0]).max() < 1e-12
 
 
+@pytest.mark.slow
 def test_equal_clients_are_combined_by_their_variances():
     """With equal means, a' P a = sum_j a_j^2 V_j, whose minimum has a_j in proportion to 1 / V_j."""
     variances, means = np.array([0.5, 1.0, 2.0, 4.0]), np.tile(np.arange(K * M).reshape(1, K, M), (4, 1, 1)) * 1.0
@@ -185,6 +188,7 @@ def test_the_program_agrees_with_another_solver():
         assert np.abs(simplex_minimum(P).numpy() - z / z.sum()).max() < 1e-11
 
 
+@pytest.mark.slow
 def test_singular_programs_have_a_minimum():
     rng = np.random.default_rng(3)
     for t in range(60):

@@ -37,6 +37,7 @@ def test_one_step_with_everyone_is_pflego_eq3(data):
     assert distance(heads, expected_heads) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", slow_but(["examples", "uniform"], "uniform"))
 def test_it_is_fedavg_whose_head_stays_at_home(data, weighting):
     """A visit from an equal model, and several rounds of one client, whose private head might as well be shared."""
@@ -69,6 +70,7 @@ def test_refusals(data):
             fedper(data.model, data.population, **wrong)
 
 
+@pytest.mark.slow
 def test_momentum_that_is_kept_goes_on_in_the_next_visit(data):
     """Two visits of one client are one of twice the steps, of head and backbone; without, the momentum starts anew."""
     options = {"eta": 0.1, "momentum": 0.9}

@@ -56,6 +56,7 @@ def test_the_head_first_then_the_body_at_the_new_head(data, momentum, unit):
         assert identical(output.state, algorithm.local_model(theta, output).head)
 
 
+@pytest.mark.slow
 def test_a_batch_of_all_examples_is_the_closed_form_on_cached_features(data):
     """Full batches take the head's gradient in closed form; batches of more than N_i examples take it from autodiff."""
     work = {"tau_h": 5, "tau_b": 2, "eta_h": ETA_H, "eta_b": ETA_B, "momentum": 0.5}

@@ -59,6 +59,7 @@ def test_rounds_are_written_out(data):
         assert distance((found.theta[::2], found.theta[1::2], found.head), (a, own[i], head)) < 1e-9
 
 
+@pytest.mark.slow
 def test_it_is_fedavg_whose_b_is_personal(data):
     """Mini-batches and momentum; the part may be named or not."""
     work = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}

@@ -98,6 +98,7 @@ def test_a_visit_with_mini_batches_and_without_the_magnitude(data):
     assert distance(one.update, strong.update) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_magnitude_brings_features_near_to_the_embeddings(data):
     algorithm = gpfl(data.model, data.population, lam=3.0, mu=0.0, eta=0.01, steps=200)
     server, state = algorithm.init_server(), initial_states(algorithm, data.population)[1]
@@ -126,6 +127,7 @@ def test_parts(data):
     assert distance(away(rows, 0 * rows), 5.0) < 1e-12
 
 
+@pytest.mark.slow
 def test_absent_and_new_clients(data):
     some = [(0, 2, 3), (2, 3), (0, 2), (3,)]  # 1 and 4 never come
     algorithm = gpfl(data.model, data.population, **WORK)

@@ -49,6 +49,7 @@ def test_smoothness_is_that_of_the_largest_singular_value(kind):
     assert 0.999 * exact < found <= exact * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(BOUNDED, "classification"))
 def test_no_hessian_is_larger(kind):
     """Of random heads; for squared error, two outputs have the Hessian twice, so that the bound is met."""

@@ -101,6 +101,7 @@ def test_a_client_with_one_example_has_the_shared_model_or_its_label():
     assert distance(found, tf.nn.log_softmax(data.model.logits(w, new))) < 1e-9
 
 
+@pytest.mark.slow
 def test_training_is_that_of_fedavg(data):
     """Bit for bit, with absent clients; and any other method can be given a memory."""
     path, _ = play(knn_per(data.model, data.population, **SOLVER), data)
@@ -124,6 +125,7 @@ def federation(tmp_path_factory):
     return battery.small_federation(tmp_path_factory.mktemp("federation") / "federation")
 
 
+@pytest.mark.slow
 def test_both_ways_of_scoring_are_its_definition(federation):
     """Many clients in one pass, and each by itself; with rates that follow a schedule, whose messages are others."""
     model, people = SplitModel(battery.backbone("float64")), battery.small_population(federation)

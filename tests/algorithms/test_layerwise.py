@@ -107,6 +107,7 @@ def test_without_the_cosine_it_is_fedprox(data):
         assert distance(play(algorithm, data)[0], play(sibling, data)[0]) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "scheme"), slow_but(zip(KINDS, ["pm_a", "pm_b"], strict=True), (KINDS[1], "pm_b")))
 def test_without_both_it_is_fedavg(data, kind, scheme):
     algorithm = layerwise(data.model, data.population, l_cos=0.0, l_2=0.0, penalty_kind=kind, scheme=scheme, **SOLVER)
@@ -135,6 +136,7 @@ def visits_of(client):
     return [t for t, cohort in enumerate(COHORTS, 1) if client in cohort]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kappa", slow_but([0.0, 0.75, 1.0], 0.75))
 def test_pm_b_is_a_closed_sum_over_the_visits(data, kappa):
     """p = kappa^(m-1) w^(1) + (1 - kappa) sum_{s=2..m} kappa^(m-s) w^(s), w^(s) the local model of visit s."""

@@ -74,6 +74,7 @@ def test_shuffles_are_functions_of_seed_round_client_and_epoch():
     assert all(sorted(o) == list(range(30)) for o in others)
 
 
+@pytest.mark.slow
 def test_every_order_is_equally_likely():
     """All 24 of four examples, by the chi-square test. Rotations alone put every example at every place, too."""
     counts = Counter(tuple(shuffled(4, client_key(5, t, [2])[0], 0).numpy().tolist()) for t in range(2400))
@@ -169,6 +170,7 @@ def convolutional(seed=0, n=37):
     return model, ClientData(x, y, info, tf.constant([3, 4])), Weights(model.theta(), model.shared_head(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_full_batch_steps_in_blocks_are_full_batch_steps(monkeypatch, momentum):
     """37 examples in blocks of 8, against GradientTape on all of them at once."""
@@ -207,6 +209,7 @@ def test_mini_batches_and_objectives_without_a_block_are_not_divided(monkeypatch
     assert sizes == [20, 17, 37]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedbabu", "scaffold", "pgfed", "ditto"])
 def test_a_method_computes_its_full_batch_steps_in_blocks(monkeypatch, name):
     """Blocks change what a client sends by rounding alone."""

@@ -112,6 +112,7 @@ def test_it_does_not_depend_on_anything_but_the_seed(data):
     assert abs(float(tf.math.reduce_std(wide.hyper.embeddings)) - 1) < 0.1
 
 
+@pytest.mark.slow
 def test_a_new_client_fits_an_embedding_and_the_hypernetwork_stays(data):
     """By GradientTape for the weights, and the chain rule for the embedding."""
     algorithm = pfedhn(data.model, data.population, **SMALL, alpha=0.05, eta_new=0.3)

@@ -104,6 +104,7 @@ def test_a_visit_is_written_out(data, options):
     assert identical(algorithm.local_model(w, found), found.state.theta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", slow_but([0.5, 1.0, 1.6], 0.5))
 def test_the_server_goes_beta_of_the_way_to_the_unweighted_mean(data, beta):
     algorithm, w, cohort = pfedme(data.model, data.population, beta=beta, **QUICK), shared(data), (0, 1, 4)
@@ -113,6 +114,7 @@ def test_the_server_goes_beta_of_the_way_to_the_unweighted_mean(data, beta):
     assert distance(found, tree.add_scaled(w, beta / 3, total)) < 1e-9
 
 
+@pytest.mark.slow
 def test_a_visit_starts_from_what_comes_and_not_from_the_last_personal_model(data):
     algorithm, w = pfedme(data.model, data.population, **QUICK), shared(data)
     (_,), states = play(algorithm, data, [data.ids])
@@ -120,6 +122,7 @@ def test_a_visit_starts_from_what_comes_and_not_from_the_last_personal_model(dat
     assert identical(again.state.theta, visit(data, algorithm, 2, w, 2).state.theta)
 
 
+@pytest.mark.slow
 def test_who_never_came_predicts_with_the_global_model_and_who_left_with_its_last(data):
     algorithm = pfedme(data.model, data.population, **QUICK)
     path, states = play(algorithm, data, SOME)

@@ -211,6 +211,7 @@ def test_rho_0_freezes_theta_but_not_the_heads(data, start):
         assert distance(heads, start[1]) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_safeguard_restores_a_head_that_the_inner_steps_made_worse(data, start):
     def heads_after(**hyperparameters):
         algorithm = pflego(data.model, data.population, rho=0.0, **hyperparameters)

@@ -43,6 +43,7 @@ def same_predictions(recorded, data, round_num, client_id, logits):
     assert right(logits, data.test[client_id][1]) == recorded["right"][round_num, client_id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but(["full", "batches", "layers"], "full", ci=["batches"]))
 def test_fedala(data, case):
     """With s = 0.8 in 'batches', where its start phase takes up to 313 epochs; 'layers' mixes all layers."""
@@ -125,6 +126,7 @@ def test_fedpac(data, case):
             same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(message(i), (), None), i))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but([*CASES, "trained"], "full", ci=["batches"]))
 def test_gpfl(data, case):
     """'trained' is PFLlib as it stands, with everyone in every round: its conditions are of the old table."""

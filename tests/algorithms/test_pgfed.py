@@ -104,6 +104,7 @@ def test_rounds_are_the_listings(data, beta, momentum):
     assert A[2, 2] != 0.5  # client 2 was in two rounds in a row: it is one of the others of its own
 
 
+@pytest.mark.slow
 def test_what_is_added_to_the_gradient_is_that_of_the_others_linearized_risks(data):
     """aux = grad of mu sum_j A_ij [l_j(w_j) + G_j . (w - w_j)], by autodiff of that sum."""
     algorithm = pgfed(data.model, data.population, mu=0.4, eta=0.1, eta2=0.2, **FULL)
@@ -158,6 +159,7 @@ def test_only_what_could_be_learned_changes_in_A(data, build):
     assert (path[-1].A.numpy() == 0).any() and (path[-1].A.numpy() > 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", slow_but(["w0", "newest"], "w0"))
 @pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfedmo))
 def test_who_never_came_and_who_left(data, build, init):

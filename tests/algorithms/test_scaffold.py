@@ -28,6 +28,7 @@ def mean(structures):
     return tree.scale(1 / len(structures), tf.nest.map_structure(lambda *x: tf.add_n(x), *structures))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", slow_but(["I", "II"], "II"))
 @pytest.mark.parametrize(
     "work", [BATCHES, pytest.param({"eta": 0.2, "steps": 7}, marks=pytest.mark.slow)], ids=["batches", "steps"]

@@ -250,6 +250,7 @@ def _nobody(server):
     return Rows(tf.zeros([0], tf.int32), tf.zeros([0, server.models.shape[1]], server.models.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouping", slow_but(["one_by_one", "fused"], "fused"))
 def test_bytes_are_those_of_the_method_and_no_graph_is_made_anew(federation, grouping):
     algorithm = build("pflego", federation)

@@ -44,6 +44,7 @@ def after(process, algorithm, cohort, rounds=2):
     return server, states, out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(ALGORITHMS, "pflego", "fedavg", ci=("ditto", "scaffold", "fedfomo")))
 def test_a_client_whose_work_is_not_finite_counts_as_absent(name, federation):
     algorithm = build(name, federation)
@@ -70,6 +71,7 @@ def without_it(federation):
     return rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -136,6 +138,7 @@ def test_without_a_fault_screening_changes_no_bit_of_a_clients_work(name, federa
     assert identical(plain[:2], checked[:2])
 
 
+@pytest.mark.slow
 def test_clipping_scales_the_update_to_the_norm(federation):
     algorithm = build("pflego", federation, server_opt="sgd")
     clip, broken = 1.0, with_fault(algorithm, "huge", clip_norm=1.0)
@@ -200,6 +203,7 @@ def test_a_fused_cohort_cannot_be_screened(federation):
         Simulation(screened(build("pflego", federation)), federation, grouping="fused")
 
 
+@pytest.mark.slow
 def test_faults_are_drawn_by_seed_round_and_client():
     which = faults.drawn(not_finite=0.2, huge=0.3)
 

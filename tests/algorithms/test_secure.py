@@ -81,6 +81,7 @@ def random_case(draw):
     return theirs, ours, (*given, float(np.float32(draw.normal() * 40)), random)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", [pytest.param(200), pytest.param(10_000, marks=[pytest.mark.slow])])
 def test_tensorflow_makes_the_integers_of_numpy(cases):
     draw, found = np.random.default_rng(27), 0
@@ -149,6 +150,7 @@ def expected_server(algorithm, federation, clip=100.0):
     return algorithm.step(server, found, weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", slow_but(["local", "tff"], "local", ci=("tff",)))
 @pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "scaffold"], "pflego", ci=("fedavg",)))
 @pytest.mark.parametrize("clip", [100.0, 0.05])
@@ -225,6 +227,7 @@ def test_the_quorum_is_what_the_shares_need():
 # ---- balance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["scaffold", "feddyn"], "scaffold"))
 @pytest.mark.parametrize("arguments", [{"clip": 0.1}, {"clip": 0.1, "noise": 1.0}])
 def test_the_servers_sum_stays_that_of_what_clients_keep(name, arguments, federation):
@@ -306,6 +309,7 @@ def noise_sent(algorithm, federation, clip, noise, rounds):
     return np.reshape(found, (rounds, len(states), codec.size)), codec, shares
 
 
+@pytest.mark.slow
 def test_what_clients_send_has_the_noise_that_was_asked_for(federation):
     """r clients' words, less what they are without noise, have the standard deviation z W C 2^s together."""
     model = SplitModel(backbone("float32", width=500))

@@ -1,5 +1,6 @@
 """Local: nothing is sent, and nobody matters to anybody."""
 
+import pytest
 import tensorflow as tf
 
 from helpers.toys import clients, distance, identical, run, toy
@@ -24,6 +25,7 @@ def test_nothing_is_sent():
     assert set(output.metrics) == {"loss"}
 
 
+@pytest.mark.slow
 def test_a_client_is_independent_of_the_data_of_all_others():
     data = toy()
     others = data._replace(
@@ -37,6 +39,7 @@ def test_a_client_is_independent_of_the_data_of_all_others():
     assert distance(states[1], states_of_others[1]) > 1e-3
 
 
+@pytest.mark.slow
 def test_every_client_goes_on_from_where_it_was():
     data = toy()
     _, states = run(local(data.model, data.population, **WORK), data, rounds=3)

@@ -41,6 +41,7 @@ def federation(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("server_opt") / "federation")
 
 
+@pytest.mark.slow
 def test_who_takes_it_and_who_says_why_not(data):
     """What the list says is what the algorithm is: with its defaults, its server adds a mean and does nothing else."""
     assert set(TAKE_IT) == {
@@ -127,6 +128,7 @@ def test_the_servers_steps_are_those_of_the_paper(data, name, given):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(TAKE_IT, "fedper"))
 def test_plain_sgd_with_rate_1_is_the_method_to_the_bit(data, name):
     plain = play(build_algorithm(name, data.model, data.population, **quick(name)), data)
@@ -154,6 +156,7 @@ def rounds(engine, algorithm):
     return server, states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(SERVER_OPTIMIZERS[1:], "yogi"))
 def test_both_engines_agree(tff, federation, name):
     algorithm = build("fedper", federation, **options_of(name))
@@ -162,6 +165,7 @@ def test_both_engines_agree(tff, federation, name):
     assert distance(rounds(federate(algorithm, federation), algorithm), (server, states)) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouping", slow_but(["one_by_one", "stacked"], "stacked"))
 def test_every_grouping_agrees(federation, grouping):
     """With an optimizer on both sides; FedAvg's clients cannot be fused."""

@@ -108,6 +108,7 @@ def test_ids_with_gaps_are_only_names(name):
     assert distance(server, algorithm.init_server()) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(KEEP_MODELS, "pgfed", ci=("fedfomo",)))
 def test_a_client_from_outside_gets_what_one_that_never_came_gets(name):
     """Not the row of whoever is next to it."""
@@ -125,6 +126,7 @@ def test_a_client_from_outside_gets_what_one_that_never_came_gets(name):
         assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in tf.nest.flatten(worked.state)])).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(PER_CLIENT, "fedfomo", ci=("pgfed",)))
 def test_a_round_without_clients_changes_nothing(name, a_federation):
     """And its matrices are saved like those of any evaluated round."""
@@ -219,6 +221,7 @@ def test_a_store_without_matrices_goes_on(tmp_path):
         assert identical(store.matrices(2)["A"], np.eye(2))
 
 
+@pytest.mark.slow
 def test_a_server_state_that_could_not_be_saved_is_refused_before_the_first_round(a_federation):
     population = a_federation.population(Sampling(), shared_slots=True)
     training = Training(build("fedamp", SplitModel(backbone("float32")), population), a_federation)

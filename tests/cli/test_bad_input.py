@@ -270,6 +270,7 @@ def test_the_tff_engine_without_tff(federation, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_exists(a_run, federation, tmp_path):
     before = runs.saved(a_run)
     with pytest.raises(
@@ -312,6 +313,7 @@ def test_a_file_of_the_users_own_is_not_overwritten(name, federation, tmp_path):
 RAISES = "def gap(labels, logits):\n    raise KeyError(7)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
 def test_a_first_round_that_fails_takes_only_its_own_files(there, federation, tmp_path, monkeypatch):
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))

@@ -50,6 +50,7 @@ def error(*arguments, code=1) -> str:
 SMALL = ("--rounds", 3, "--participation", 0.5, "--tau", 3, "--beta", 0.05)
 
 
+@pytest.mark.slow
 def test_a_run_that_patience_ended_is_not_told_to_take_more_rounds(federation):
     still = ("--algorithm", "local", "--eta", 1e-9, "--steps", 1, "--patience", 1, "--evaluate-every", 1)
     tfpfl("run", "--federation", federation.path, *still, "--participation", 1, "--rounds", 9, "--out", "run")

@@ -96,6 +96,7 @@ def test_manifests_that_were_hashed_again(folder, cases):
     one()
 
 
+@pytest.mark.slow
 def test_configurations(federation, tmp_path, cases):
     folder = tmp_path / "run"
     with Run.create(small_runs.config(rounds=2), folder, federation) as run:

@@ -64,6 +64,7 @@ def test_no_step_on_the_head_raises_its_loss_also_where_it_ends_lower(tmp_path):
     assert np.abs(fitted.kernel - values["personalize.kernel"]).max() < 1e-5 * np.abs(fitted.kernel).max()
 
 
+@pytest.mark.slow
 def test_a_backbone_that_is_dead_is_said(tmp_path):
     """All its units are below 0 for every example, as after a run that diverged: files agree, whatever they compute."""
     model = network()

@@ -124,6 +124,7 @@ def test_a_round_after_a_class_was_added_is_that_of_a_wider_head(bundle, run_fol
     assert again.predict(x).shape == (len(x), 2) and again.score(x[:4], np.array([0, 1, 0, 1])).loss > 0
 
 
+@pytest.mark.slow
 def test_the_static_program_has_a_fixed_number_of_classes(bundle, tmp_path):
     state = tmp_path / "head.bin"
     client = DeviceClient(bundle, state, interpreter=tf.lite.Interpreter, static=True)

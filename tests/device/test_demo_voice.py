@@ -49,6 +49,7 @@ def network():
     return keras.Model(inputs, x)
 
 
+@pytest.mark.slow
 def test_few_utterances_teach_a_head_and_the_device_learns_the_same(tmp_path):
     found = demonstrate(tmp_path / "b", "bob", 5, 2, source=tones(), network=network())
     assert [p.name for p in found.people] == ["ann", "bob"] and found.speaker.name == "bob"

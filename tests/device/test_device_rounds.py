@@ -46,6 +46,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(VARIANTS, "exact"))
 def test_five_rounds_are_those_of_the_local_engine(asked, name):
     hyper, options = VARIANTS[name]
@@ -88,6 +89,7 @@ def test_clients_that_were_not_drawn_keep_their_head(asked):
         devices.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["kernel of the first", "bias of the last"])
 def test_a_weight_that_is_not_finite_is_a_difference(asked, monkeypatch, who):
     """Of all heads and both of a head's arrays; Python's max leaves a NaN out that is not the first of its values."""

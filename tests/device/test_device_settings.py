@@ -142,6 +142,7 @@ def test_hyperparameters(name, asked):
             simulate_round(asked(**{name: value}), 1)
 
 
+@pytest.mark.slow
 def test_a_network_that_draws_takes_part_in_no_rounds_and_is_exported_without(federation, tmp_path):
     (tmp_path / "network.py").write_text(DROPOUT)
     with opened(federation, tmp_path / "run", network=f"{tmp_path / 'network.py'}:net", rounds=1) as run:

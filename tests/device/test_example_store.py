@@ -177,6 +177,7 @@ def test_an_empty_file_becomes_a_store(tmp_path):
         ExampleStore(tmp_path / "other", (1,))
 
 
+@pytest.mark.slow
 def test_a_file_that_another_process_holds(tmp_path):
     with ExampleStore(tmp_path / "s", (1,)) as store, sqlite3.connect(tmp_path / "s", isolation_level=None) as other:
         store._db.execute("PRAGMA busy_timeout = 10")  # milliseconds

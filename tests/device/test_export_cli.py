@@ -26,6 +26,7 @@ def call(*arguments, code=0):
     return result.output
 
 
+@pytest.mark.slow
 def test_export_then_verify_and_inspect(run_folder, tmp_path):
     out = tmp_path / "bundle"
     said = call("export", run_folder, "--client", "phone 2", "--out", out, "--no-inference")
@@ -139,6 +140,7 @@ def test_bench_in_another_python(bundle, bare_python, monkeypatch):
     assert row["work"] == "features" and row["calls"] >= 1 and row["milliseconds"] > 0
 
 
+@pytest.mark.slow
 def test_bench_in_a_python_that_fails(bundle, tmp_path):
     with pytest.raises(BundleError, match="nowhere cannot be started: No such file"):
         bench.bench(bundle, python=str(tmp_path / "nowhere"))

@@ -28,6 +28,7 @@ def hashed_again(folder, manifest):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_manifests_that_were_hashed_again(copy, cases):
     text = (copy / "manifest.json").read_text()
 

@@ -44,6 +44,7 @@ def frozen(tmp_path_factory):
     return exported(tmp_path_factory.mktemp("frozen") / "b", trunk=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["plain", "frozen"])
 def test_verify_compares_every_file_that_predicts(which, request):
     bundle = request.getfixturevalue(which)
@@ -78,6 +79,7 @@ def other_weights(name):
     return bundles.convert_backbone(model, model.initial_theta, bundles.BACKBONES[name], X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_an_export_with_other_weights_writes_nothing(name, tmp_path, monkeypatch):
     """As if the converter had taken a wrong constant in one of the files."""
@@ -109,6 +111,7 @@ def test_int8_knows_the_ranges_of_all_classes_if_examples_are_sorted_by_class(tm
     assert np.linalg.norm(phi - expected) < 0.05 * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 def test_without_training_examples_there_is_no_int8(tmp_path):
     """The converter makes a float file of no examples, and the model card called it full int8."""
     model, head = SplitModel(network()), Head(np.ones((32, 3), "f"), np.zeros(3, "f"))

@@ -61,6 +61,7 @@ def network():
     return keras.Sequential([keras.Input((4,)), layers.Dense(6, activation="relu"), layers.Dense(5, activation="tanh")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(KINDS, "regression", ci=KINDS))
 def test_every_signature_and_a_clients_life(kind, tmp_path):
     model, (x, y) = SplitModel(network(), kind=kind), drawn(kind, 40)

@@ -13,6 +13,7 @@ def client(bundle):
     return DeviceClient(bundle, interpreter=tf.lite.Interpreter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "weight", "scale"), [(1, 1.0, 1.0), (5, 0.3, 2.0), (10, 0.0, 1.0), (1000, 0.8, 0.5)])
 def test_votes_are_those_of_scikit_learn(client, federation, k, weight, scale):
     (x, y), (new, _) = federation.arrays(4, "train"), federation.arrays(4, "test")

@@ -53,6 +53,7 @@ def exported(tmp_path_factory):
     return model, theta, head, export((model, theta, head), out=out, inference=False, training=TRAINING)
 
 
+@pytest.mark.slow
 def test_the_manifest_names_the_arrays(exported):
     bundle = exported[-1]
     assert verify(bundle, interpreter=LITE).ok and bundle.example_shape == (10,)

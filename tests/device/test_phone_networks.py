@@ -54,6 +54,7 @@ def folder(benchmark, request, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_pinned_runtime(benchmark, folder):
     found = benchmark.measure(folder, 1)
     assert max(found["dtheta"], found["off"], found["tape_off"]) < 1e-5

@@ -26,6 +26,7 @@ def paper(request):
     return request.param, model, convert_program(model)
 
 
+@pytest.mark.slow
 def test_every_signature_of_the_papers_networks(paper):
     name, model, content = paper
     theta, head = varied(model), random_head(model, 5)
@@ -138,6 +139,7 @@ def test_the_safeguard_takes_back_steps_that_raise_the_loss():
     assert out["loss"] > out["loss_before"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(OWN, "strided convolutions", "separable", "attention"))
 def test_gradient_of_a_users_own_backbone(name):
     keras.utils.set_random_seed(0)  # of the layers' weights: a drawing whose units are all dead has no gradient

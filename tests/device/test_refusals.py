@@ -33,6 +33,7 @@ def test_a_backbone_that_does_not_train(tmp_path):
         assert "no weight of the backbone trains" in refused(frozen(), tmp_path, rounds=rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", slow_but([layers.GRU, layers.LSTM], layers.LSTM))
 def test_a_recurrent_layer_even_without_rounds(layer, tmp_path):
     backbone = keras.Sequential([keras.Input((6, 3)), layer(4)])
@@ -41,6 +42,7 @@ def test_a_recurrent_layer_even_without_rounds(layer, tmp_path):
     assert len(said) < 500
 
 
+@pytest.mark.slow
 def test_a_network_that_is_refused_for_rounds_is_exported_without_them(tmp_path):
     stack = [layers.Dense(4), layers.Lambda(tf.sin, name="waves"), layers.LayerNormalization(), layers.Flatten()]
     backbone = keras.Sequential([keras.Input((6, 3)), *stack])
@@ -88,6 +90,7 @@ def without_biases(activation):
     return keras.Sequential([keras.Input((4,)), first, layers.Dense(5, activation=activation)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", slow_but(["relu", "relu6"], "relu"))
 def test_no_activation_is_lost_behind_a_layer_without_bias(activation, tmp_path):
     model = SplitModel(without_biases(activation))
@@ -95,6 +98,7 @@ def test_no_activation_is_lost_behind_a_layer_without_bias(activation, tmp_path)
     assert verify(bundle, interpreter=tf.lite.Interpreter).ok
 
 
+@pytest.mark.slow
 def test_nothing_is_written_if_the_converter_lost_something(tmp_path, monkeypatch):
     monkeypatch.setattr("tflite_export.convert.gradients.forward._keep_activation", lambda *_: None)
     assert "is not what TensorFlow" in refused(without_biases("relu"), tmp_path, inference=False)

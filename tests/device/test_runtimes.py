@@ -64,6 +64,7 @@ def assert_exact(worst: dict, overlapping: bool):
             assert largest < 1e-5, name
 
 
+@pytest.mark.slow
 def test_the_pinned_runtime(bundle):
     found = verify(bundle, interpreter=tf.lite.Interpreter)
     assert found.ok

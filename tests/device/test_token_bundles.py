@@ -28,12 +28,14 @@ def exported(tmp_path_factory):
     return model, theta, head, export((model, theta, head), out=out, inference=False, training=TRAINING)
 
 
+@pytest.mark.slow
 def test_every_signature(exported):
     found = verify(exported[-1], interpreter=LITE)
     assert found.ok and {c.signature for c in found.comparisons} >= {"round", "joint_gradient", "features"}
     assert found.worst().keys() >= {"personalize.loss_before", "head_step.loss_before", "personalize.loss"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 40])
 def test_a_mean_over_the_tokens_that_are_not_masked(tmp_path, n):
     """Of an example of zeros, such as one that only fills up a chunk, this network makes NaN."""

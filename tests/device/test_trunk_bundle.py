@@ -50,6 +50,7 @@ def device(bundle):
     return DeviceClient(bundle, interpreter=INTERPRETER)
 
 
+@pytest.mark.slow
 def test_examples_are_the_trunks_features(device, folder, federation):
     raw, _ = federation.arrays(4, "train")
     with Run.open(folder, engine="local") as run:

@@ -110,6 +110,7 @@ def engine_of(kind, request):
 ROUNDS = [([7, 1], [2.0, 1.0], [2, 1]), ([4, 7, 3], [1.0, 0.5, 0.25], [1, 2, 4]), (IDS, [1.0] * 4, [1, 2, 1, 2])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local", "tff"])
 def test_rounds_are_those_of_numpy(kind, request):
     """Rows, sums and means; a message per client and one for all; states of different sizes; absent clients."""
@@ -189,6 +190,7 @@ def two_rounds(engine, algorithm, gone=()):
     return tf.nest.map_structure(np.asarray, output)
 
 
+@pytest.mark.slow
 def test_groupings_agree(dane, federation):
     expected = two_rounds(Simulation(dane, federation, grouping="one_by_one"), dane, gone=[3])
     for grouping in ("auto", "stacked"):
@@ -219,6 +221,7 @@ def test_tff_agrees_packed_and_when_clients_leave(dane, federation, tff):
         federate(dane, federation, aggregator=tff.aggregators.MeanFactory())
 
 
+@pytest.mark.slow
 def test_a_visit_may_carry_a_dataset(tff):
     from tfpfl.engines.tff.process import federate
 
@@ -245,6 +248,7 @@ def small():
     return data, feddane(data.model, data.population, mu=0.1, eta=0.1, steps=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", slow_but((1, 2), 1))
 def test_who_is_rejected_in_one_exchange_is_in_no_later_one(small, exchange):
     """A client that breaks in the first exchange is left out of both; in the second, of the second alone."""
@@ -288,6 +292,7 @@ def test_broken_data_and_rejected_rows():
         screened(two_exchanges(), clip_norm=1.0)
 
 
+@pytest.mark.slow
 def test_norms_are_limited_in_each_exchange(small):
     data, algorithm = small
     first = algorithm.first.client_update(algorithm.init_server().w, (), data.visit(1))
@@ -302,6 +307,7 @@ def test_norms_are_limited_in_each_exchange(small):
     assert [int(m["rejected"]) for m in found.client_metrics] == [5] * 5
 
 
+@pytest.mark.slow
 def test_a_median_of_both_exchanges(small):
     data, algorithm = small
     found = toy_round(median(algorithm), data)
@@ -318,6 +324,7 @@ def test_a_median_of_both_exchanges(small):
     assert distance(toy_round(trimmed_mean(algorithm, trim=0.4), data).server, found.server) < 1e-13
 
 
+@pytest.mark.slow
 def test_compressed_bytes_of_both_exchanges(small):
     data, algorithm = small
     plain, packed = toy_round(algorithm, data), toy_round(compressed(algorithm, bits=8, threshold=0), data)
@@ -327,6 +334,7 @@ def test_compressed_bytes_of_both_exchanges(small):
     assert distance(plain.server, packed.server) == 0
 
 
+@pytest.mark.slow
 def test_faults_are_drawn_for_each_exchange(small):
     data, algorithm = small
     found, which = [], drawn(no_examples=0.5)
@@ -341,6 +349,7 @@ def test_faults_are_drawn_for_each_exchange(small):
     assert len(set(found)) == 4  # in none, in one or in both exchanges
 
 
+@pytest.mark.slow
 def test_a_schedule_holds_for_both_exchanges(small):
     """The rates of round 3 are a third of those of round 1; and the number of the round grows once a round."""
     data, algorithm = small
@@ -378,6 +387,7 @@ def test_a_visit_costs_both_exchanges():
     assert found == (4.0, 4.0)
 
 
+@pytest.mark.slow
 def test_training_with_clients_that_leave_is_resumed_and_repeated(dane, federation):
     """Who drops out leaves before or between the exchanges, by the seed; its bytes are not counted."""
     availability = Availability(dropout=0.5)
@@ -404,6 +414,7 @@ def test_training_with_clients_that_leave_is_resumed_and_repeated(dane, federati
     assert distance(once.server_state(), other.server_state()) > 1e-6  # they were in the first aggregates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", [True, False])
 def test_who_breaks_the_first_exchange_is_named_and_nobody_else(dane, federation, leaves):
     """Also if the client has left before the second, which begins from a sum that is not finite."""

@@ -69,6 +69,7 @@ def one_in_float32(names, single):
     return [(name, "float64") for name in names] + [(single, "float32")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), slow_but(one_in_float32(ONE_PASS, "pflego"), *FUSED))
 def test_fused_is_plain(federation, name, dtype):
     algorithm = make(name, federation, dtype)
@@ -91,6 +92,7 @@ def test_stacked_is_plain(federation, plain, name, dtype):
 IN_CHUNKS = ["pflego", "fed3r", "fedproto", "feddbe", "fedas", "fedcp", "fedala"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(IN_CHUNKS, *IN_CHUNKS[:2]))
 def test_features_in_chunks_can_be_stacked(federation, name):
     """Some clients are alike; a chunk may be all examples of a client, or a few."""
@@ -267,6 +269,7 @@ def sends_nothing(algorithm):
 WAYS_OF_SENDING = ["auto", "one_by_one", "stacked", "tff"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", slow_but(WAYS_OF_SENDING, *WAYS_OF_SENDING[:3]))
 def test_what_a_client_sends_is_what_arrives(request, federation, way):
     algorithm = sends_nothing(make("pflego", federation, "float32"))

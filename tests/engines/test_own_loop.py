@@ -140,6 +140,7 @@ def test_examples_that_a_visit_carries_are_checked(request, name, make):
             engine.next(server, [state], [ClientData(*wrong, info, key)])
 
 
+@pytest.mark.slow
 def test_the_round_is_still_a_computation_of_tff(tff, algorithm, federation):
     """It can be put into another process, and called in another computation."""
     process = federate(algorithm, federation)
@@ -155,6 +156,7 @@ def test_the_round_is_still_a_computation_of_tff(tff, algorithm, federation):
     assert distance(dict(losses(given)), dict(process.next(*given).metrics)) == 0
 
 
+@pytest.mark.slow
 def test_arrays_as_visits(tff, algorithm):
     """The visit of a client that is not in a federation: made from `visits`, with its examples."""
     data = toy(dtype="float32")

@@ -161,6 +161,7 @@ def trained(federation, network, name, **how):
     return [e.loss for e in training.store.evaluations(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["pflego", "fedavg with a schedule and an objective"], "pflego"))
 def test_a_round_of_two_arrays_is_that_of_one(one_and_two, name):
     ends = []

@@ -101,6 +101,7 @@ def test_arrays_give_what_the_federation_gives(algorithm, federation, read_by_id
     assert distance(three_rounds(Simulation(algorithm), algorithm, visits), read_by_id) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
@@ -121,6 +122,7 @@ def test_datasets_give_what_the_federation_gives(algorithm, federation, read_by_
     assert distance(three_rounds(process, algorithm, visits), read_by_id) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_client_with_one_example_and_one_class(tff):
     data = toy(examples=(1, 5), classes=(1, 3), dtype="float32")
     specs = (tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int32))
@@ -146,6 +148,7 @@ def test_double_precision_goes_through_tff(tff):
         assert distance((server, states), (ours[0], list(ours[1].values()))) < 1e-11
 
 
+@pytest.mark.slow
 def test_evaluation_in_both_engines(tff, algorithm, federation, read_by_id):
     server, states, _ = read_by_id
     visits = visits_by_id(algorithm.population, IDS, 9)

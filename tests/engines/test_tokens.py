@@ -97,6 +97,7 @@ def by_keras(federation, network, eta, steps):
     return float(loss(ty, logits)), int((logits.argmax(1) == ty).sum()), float(loss(y, whole(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", slow_but(["local", "tff"], "local"))
 def test_training_is_that_of_keras_in_both_engines(federation, engine, request):
     if engine == "tff":

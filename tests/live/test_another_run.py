@@ -23,6 +23,7 @@ def device(run, address, folder, token):
     return LiveDevice(address, folder, examples_of(run, 0), token, interpreter=tf.lite.Interpreter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"seed": 1}])
 def test_a_folder_of_another_run_is_refused(make_run, tmp_path, settings):
     """Also of a run that was made again and so has the same id: its head begins anew, and the folder's has moved."""

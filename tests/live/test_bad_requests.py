@@ -184,6 +184,7 @@ def test_strange_paths_and_methods(live, talkers):
     assert b"tfpfl_waiting 10.0" in talker.send("GET", "/metrics", headers={})[1]
 
 
+@pytest.mark.slow
 def test_slow_and_broken_connections_are_closed_and_others_are_served(live, talkers, monkeypatch):
     """Half of them never end a head, half never a body. The time for a head begins when the client connects."""
     monkeypatch.setattr(server_module, "SLOWEST_HEAD", 4.0)

@@ -158,6 +158,7 @@ def test_the_history_is_written_after_a_kill_at_the_end_of_the_last_round(make_r
         again.close()
 
 
+@pytest.mark.slow
 def test_what_it_does_not_begin(make_run, tmp_path):
     with make_run(tmp_path / "simulated") as run:
         run.config.rounds = 1

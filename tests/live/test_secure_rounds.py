@@ -22,6 +22,7 @@ def device(run, address, folder, client, token, **how):
     )
 
 
+@pytest.mark.slow
 def test_a_secure_run_is_the_simulated_one(run, tmp_path):
     theta, heads, scores = simulated(run, ROUNDS)
     ids, devices = run.population.client_ids.tolist(), {}

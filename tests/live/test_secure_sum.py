@@ -74,6 +74,7 @@ def test_a_wrong_share_of_a_mask_key_is_found():
         told._replace(shares=forged).opened()
 
 
+@pytest.mark.slow
 def test_large_cohorts_have_few_neighbours_and_the_same_sum():
     n = 90
     draw = np.random.default_rng(5)

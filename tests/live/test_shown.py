@@ -27,6 +27,7 @@ def names(found) -> set:
     return set(found).union(*map(names, found.values())) if isinstance(found, dict) else set()
 
 
+@pytest.mark.slow
 def test_it_says_how_many_are_here_rounds_and_bytes_and_names_no_client(make_run, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_ROUNDS", 2)
     with make_run(tmp_path / "run", participation=1.0, rounds=20, evaluate_every=2) as run:

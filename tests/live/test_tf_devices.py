@@ -132,6 +132,7 @@ def test_an_update_that_cannot_be_read_was_never_sent_and_a_damaged_state_is_tol
     kept.close()
 
 
+@pytest.mark.slow
 def test_runs_whose_visits_no_device_computes_say_why(three, tmp_path):
     cases = {
         "fedamp": ({"labels": "global"}, "sends each client a message of its own"),

@@ -47,6 +47,7 @@ def states(found):
     return {row["client"]: row["state"] for row in found["members"]}
 
 
+@pytest.mark.slow
 def test_the_state_says_who_is_here_who_is_late_bytes_and_curves(make_run, tmp_path):
     with make_run(tmp_path / "run", participation=1.0, rounds=20, evaluate_every=2) as run:
         rounds = LiveRounds(run, Rules(wait_for=9, deadline=10, awake=25), 0.0)
@@ -309,6 +310,7 @@ def as_in_a_terminal():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_command_cleanly(live, monkeypatch):
     address, asked, real = live[3], [], Watch.state
     monkeypatch.setattr(Watch, "state", lambda self, *arguments: (asked.append(1), real(self, *arguments))[1])

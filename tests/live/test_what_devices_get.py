@@ -39,6 +39,7 @@ def of_two():
     return keras.Model({"age": age, "pixels": pixels}, layers.Dense(3, "tanh")(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn, network, train_from", [(numbers, deep, "b"), (pixels_and_age, of_two, None)])
 def test_a_device_computes_the_features_of_the_run(drawn, network, train_from, tmp_path):
     """Those of a frozen trunk, which comes with the bundle, and of examples of several arrays."""

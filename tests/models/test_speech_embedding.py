@@ -77,6 +77,7 @@ def windows_of(front, net, samples):
     return np.stack(found)
 
 
+@pytest.mark.slow
 def test_it_is_the_graph_window_by_window(weights, tmp_path):
     model = trunk.speech_embedding(*map(graph, weights))
     rng = np.random.default_rng(1)

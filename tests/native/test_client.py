@@ -63,6 +63,7 @@ def pair(bundle, native, litert_library, tmp_path):
 COUNTS = [1, 9, 32, 75]  # filled up, filled up, exactly one chunk, three chunks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", COUNTS)
 def test_features_and_predictions(pair, bundle, n):
     (ours, theirs), (x, y, theta) = pair, data(bundle, n)

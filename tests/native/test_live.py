@@ -106,6 +106,7 @@ def mixed(run, live, litert, tmp_path, url, tokens):
     return said
 
 
+@pytest.mark.slow
 def test_devices_in_c_and_in_python_are_the_simulation(run, any_live, litert_library, tmp_path):
     expected = simulated(run, ROUNDS)
     with serving(run, Rules(wait_for=10)) as (address, rounds, tokens):
@@ -292,6 +293,7 @@ def damaged(m, k, names, size):
     return b"TFPFLU01" + struct.pack("<I", zlib.crc32(rest)) + rest
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_told(run, live, litert_library, tmp_path):
     good = examples_of(run, 0)
     x, y = good["train"]

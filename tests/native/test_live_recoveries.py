@@ -91,6 +91,7 @@ def scores_in(body):
     return wire.unpack(body)[0]["scores"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_loss_that_is_too_large_to_be_sent_is_left_out(bundle, litert_library, tmp_path, language):
     script = Script(bundle, "score")
@@ -188,6 +189,7 @@ def test_a_server_that_does_not_know_the_device_any_more(bundle, litert_library,
     assert told == [*2 * ["joined as client 0"], "round 1: counted"] and len(script.joined) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_folder_is_of_one_run(bundle, litert_library, tmp_path, language):
     """A device that joins again says of which run it is. The head stays as it is if the server is of another run."""

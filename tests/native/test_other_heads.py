@@ -84,6 +84,7 @@ def pair(bundle, native, litert_library, tmp_path):
     return two_clients(bundle, native, litert_library, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [9, 75])
 def test_a_round_is_pythons_and_that_of_the_whole_objective(pair, bundle, n):
     (ours, theirs), (x, y) = pair, drawn(bundle.kind.text, n)

@@ -99,6 +99,7 @@ def arrived(rounds):
     return [(number, client) for _, _, what, number, client in rounds.book.events() if what == "arrived"]
 
 
+@pytest.mark.slow
 def test_devices_in_c_and_in_python_are_the_simulation(make_run, any_live, litert_library, tmp_path):
     with make_run(tmp_path / "run") as run:
         expected, fleet = simulated(run, ROUNDS), Fleet(run, any_live, litert_library, tmp_path)

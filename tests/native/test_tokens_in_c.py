@@ -48,6 +48,7 @@ def data(n, seed=0):
     return x, (x[:, 0] % CLASSES).astype(np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 9, 32, 75])
 def test_a_round_is_pythons_and_that_of_the_whole_objective(exported, pair, n):
     (model, theta, head, _), (ours, theirs), (x, y) = exported, pair, data(n)
@@ -75,6 +76,7 @@ def masked(tmp_path_factory, native, litert_library):
     return model, theta, head, export((model, theta, head), out=out, inference=False, training=TRAINING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [9, 75])
 def test_a_mean_over_the_tokens_that_are_not_masked(masked, native, litert_library, n):
     (model, theta, head, bundle), (x, y) = masked, data(n)

@@ -172,6 +172,7 @@ def test_a_rejected_client_adds_no_noise_to_its_round(six_clients, tmp_path):
     assert found.epsilon > 1.01 * of_member(noise, [6, 6, 6, 6], delta)
 
 
+@pytest.mark.slow
 def test_epsilon_of_a_run_counts_the_clients_that_were_there(six_clients, tmp_path):
     """Half of three clients is a larger part than three of six, since it is rounded up: two of three."""
     config = small_runs.config(

@@ -258,6 +258,7 @@ def test_broken_clients_in_a_run_are_counted_and_named(federation, short_end, tm
     assert scored and not named & scored  # a rejected client's own copy is no result
 
 
+@pytest.mark.slow
 def test_a_round_of_which_everybody_is_rejected_has_no_means(six_clients, short_end, tmp_path):
     """A mean over nobody is 0/0: it is in no row, so the history is JSON, and the report and the curves are drawn."""
     run = small_runs.train(tmp_path / "run", six_clients, on_broken="reject", max_norm=1e-9, rounds=3)

@@ -222,6 +222,7 @@ def refused(run, said, *words):
     return done.exit_code != 0 and said in done.output.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_the_command_writes_one_model(a_run_of_pixels, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = command("model", a_run_of_pixels, "--client", "ann", "--out", "a.keras", "--logits")
@@ -400,6 +401,7 @@ def test_a_table_with_other_columns_is_refused(patients, tmp_path, text, said):
         read_examples(tmp_path / "t.csv", patients)
 
 
+@pytest.mark.slow
 def test_the_command_says_that_a_model_for_numbers_gives_predictions(tmp_path):
     x = np.arange(24, dtype=np.float32).reshape(12, 2)
     data = Federation.from_clients([(x, x)] * 2, out=tmp_path / "data", targets="real", class_names=["dose", "pulse"])
@@ -501,6 +503,7 @@ def test_a_client_that_the_run_does_not_train_is_not_exported(a_run_of_pixels):
         assert found["first_round"] == run.took_part[found["client"]] and found["took_part"] and not found["shared"]
 
 
+@pytest.mark.slow
 def test_labels_that_the_client_does_not_have_are_refused(a_run_of_pixels, pixels, tmp_path):
     np.savez(tmp_path / "xy.npz", x=pixels.raw(0, "test")[0][:2], y=[0, 3])
     done = command("predict", a_run_of_pixels, "--client", "ann", "--input", tmp_path / "xy.npz")

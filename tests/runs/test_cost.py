@@ -74,6 +74,7 @@ def test_passes_of_six_steps(model, name, options, expected):
     assert passes(model, name, steps=6, **options) == Passes(expected, expected)
 
 
+@pytest.mark.slow
 def test_a_valve_after_the_backbone_hides_no_passes(model):
     """A run gives GPFL a model that has the valve already; the method's own passes are through the model below it."""
     assert passes(with_valve(model), "gpfl", steps=6) == passes(model, "gpfl", steps=6) == Passes(6, 6)
@@ -174,6 +175,7 @@ def test_pflegos_head_steps_are_no_small_part_on_a_small_backbone(pixels, classe
     assert whole / alone == pytest.approx(times, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_counts_the_steps_of_its_heads(a_run):
     """PFLEGO with tau=4, as `RunConfig` of the run says."""
     with Run.open(a_run) as run:

@@ -84,6 +84,7 @@ def trained(federation, store=None, **given):
     return training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "engine", "grouping"),
     [

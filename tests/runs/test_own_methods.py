@@ -228,6 +228,7 @@ def test_no_code_of_a_stranger_runs(loud, tmp_path, monkeypatch):
     assert "use --allow-code" in refused("evaluate", sent) and not marker.exists()
 
 
+@pytest.mark.slow
 def test_a_hostile_configuration_runs_nothing(loud, monkeypatch, tmp_path):
     """It may name any file of this machine, and say that it is an entry point, which needs no consent."""
     file, marker, a_run = loud
@@ -542,6 +543,7 @@ def test_a_wrong_option_of_an_own_method_is_named(loud, tmp_path):
     assert done.exit_code == 2 and "ALGORITHM may be one of --algorithms, here fedavg, loud" in said, said
 
 
+@pytest.mark.slow
 def test_none_in_place_of_another_default_is_in_the_command(six_clients, tmp_path):
     file, out = tmp_path / "f.py", tmp_path / "run"
     code = "from tfpfl.algorithms import fedavg\n"

@@ -176,6 +176,7 @@ def test_a_stranger_cannot_name_other_code(mine):
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_a_run_folder_cannot_name_a_file_to_run(mine, a_run):
     file, marker = mine
     marker.unlink(missing_ok=True)

@@ -89,6 +89,7 @@ def test_classes_that_are_not_there_are_refused(wanted, told):
         load_source("digits", only_classes=wanted)
 
 
+@pytest.mark.slow
 def test_a_backbone_has_learned_and_its_file_says_how(made, digits):
     out, record, lines = made
     assert record["test_accuracy"] > 0.9 and len(lines) == 3 and "epoch 3 of 3: loss" in lines[-1]
@@ -109,6 +110,7 @@ def test_a_backbone_has_learned_and_its_file_says_how(made, digits):
     assert trained.output_shape == (None, 200) and score(trained) > 0.6
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_same_weights(made, digits, tmp_path):
     out, record, _ = made
     stopped = tmp_path / "digits.keras"
@@ -132,6 +134,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(made, digits, tmp_pat
     assert other["epochs"][0] != record["epochs"][0]
 
 
+@pytest.mark.slow
 def test_one_call_at_a_time_trains_a_backbone(digits, tmp_path):
     out = tmp_path / "new" / "b.keras"
     refused = []
@@ -172,6 +175,7 @@ def a_network_that_draws(path, size=8):
     return str(path)
 
 
+@pytest.mark.slow
 def test_dropout_draws_as_the_seed_says_also_after_an_interruption(digits, tmp_path):
     settings = Settings(a_network_that_draws(tmp_path / "given.keras"), epochs=3, batch_size=64, rate=3e-3)
 
@@ -209,6 +213,7 @@ def net(input_shape):
 """
 
 
+@pytest.mark.slow
 def test_layers_of_a_functions_file_are_there_when_another_process_goes_on(digits, tmp_path):
     (tmp_path / "net.py").write_text(OWN)
 
@@ -223,6 +228,7 @@ def test_layers_of_a_functions_file_are_there_when_another_process_goes_on(digit
     assert len(pretrain(digits[0], tmp_path / "b.keras", Settings(f"{tmp_path}/net.py:net", 2))["epochs"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["net.py", "size.py"])
 def test_a_network_whose_code_changed_does_not_go_on(digits, tmp_path, monkeypatch, file):
     """Also if it is the code of a module that the file imports."""
@@ -255,6 +261,7 @@ def test_a_layer_that_no_file_can_keep_is_refused_before_training(digits, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
 
 
+@pytest.mark.slow
 def test_a_function_makes_the_network(digits, tmp_path):
     (tmp_path / "net.py").write_text(
         "import keras\n\ndef net(input_shape, seed):\n    x = keras.Input(input_shape)\n"
@@ -274,6 +281,7 @@ def warned(network, federation):
     return len(caught)
 
 
+@pytest.mark.slow
 def test_what_a_backbone_has_seen_follows_it(made, digits, tmp_path, monkeypatch):
     """Its .json counts for its own bytes only; and training that goes on from a backbone inherits its classes."""
     monkeypatch.setenv("HOME", str(made[0].parent))
@@ -303,6 +311,7 @@ def test_omniglot_and_its_drawers_have_the_same_characters(tmp_path, learned, cl
     assert warned(tmp_path / "b.keras", federation) == expected
 
 
+@pytest.mark.slow
 def test_what_is_begun_and_damaged_is_said(digits, tmp_path):
     out, folder = tmp_path / "b.keras", tmp_path / "b.training"
 
@@ -355,6 +364,7 @@ def test_settings_that_cannot_be_are_refused(digits, tmp_path, name, changed, to
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     out = tmp_path / "b.keras"
     arguments = ["pretrain", str(out), "--dataset", "digits", "--network", "mlp200", "--epochs", "1"]

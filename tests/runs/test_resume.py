@@ -165,6 +165,7 @@ def test_early_stopping_stops_where_it_would_have(federation, tmp_path):
         assert runs.saved(folder) == expected
 
 
+@pytest.mark.slow
 def test_rounds_that_were_saved_but_not_evaluated_are_not_complete(federation, short_end, tmp_path):
     """A run that was extended, and killed between its last round and its evaluation, has an older summary."""
     folder = tmp_path / "run"

@@ -176,6 +176,7 @@ def federation(sort, folder):
     return Federation.from_clients(synthetic_targets(sort, 4, 20).clients, targets=sort, out=folder, validation=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(SORTS, "regression"))
 def test_a_run_scores_what_its_metrics_say(kind, tmp_path):
     """The engine's score, and that of the client's own Keras model, are the metric of the same name."""
@@ -205,6 +206,7 @@ def test_a_run_scores_what_its_metrics_say(kind, tmp_path):
     assert read_config(tmp_path / "run").run_id == record.config.run_id
 
 
+@pytest.mark.slow
 def test_evaluate_shows_the_score_of_the_kind(tmp_path):
     """Also which clients are the worst: those of the largest RMSE."""
     data, folder = federation("real", tmp_path / "f"), tmp_path / "run"
@@ -321,6 +323,7 @@ def test_a_table_of_scores_without_numbers_is_shown():
     assert "best val." in shown_table(tables.protocols(results(rows, named=RMSE), "a run"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_fine_tuning_diverges_for_one_client(tmp_path):
     """Nothing checks the evaluation's fine-tuning: the run goes on, and the client counts as the worst."""
     drawn = list(synthetic_targets("real", 4, 20).clients.values())

@@ -111,6 +111,7 @@ def through_the_trunk(monkeypatch):
 ON_FEATURES = {"train_from": "top", "rounds": 2, "participation": 1.0, "new_clients": 1}
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_features_that_are_computed_once(network, data, tmp_path, through_the_trunk):
     """When it is opened again, the trunk is run for probes only. A client's Keras model takes examples."""
     run = runs.train(tmp_path / "run", data, network=network, adapters="scale_shift", **(ON_FEATURES | {"rounds": 1}))

@@ -189,6 +189,7 @@ def test_a_server_that_diverges_is_told_apart(federation):
         Training(algorithm._replace(server_update=explode), federation).run(2)
 
 
+@pytest.mark.slow
 def test_evaluation_in_a_round_is_that_of_the_states_it_commits(federation):
     loop = Training(make("pflego", federation, tau=3), federation)
     loop.run(2)

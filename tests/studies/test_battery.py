@@ -218,6 +218,7 @@ MISTAKES = [
 FIRST = [mistake for i, mistake in enumerate(MISTAKES) if mistake[1] not in [check for _, check in MISTAKES[:i]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "check"), slow_but(MISTAKES, *FIRST[::2]))
 def test_a_mistake_is_found(build, check):
     [finding] = battery.check_algorithm(build, checks=[check])

@@ -38,6 +38,7 @@ def written(path, content):
     return path
 
 
+@pytest.mark.slow
 def test_seeds_of_two_machines_are_those_of_one(tmp_path, monkeypatch):
     """`--seeds 1 --first-seed 1` runs seed 1 alone, with the numbers that it has among two seeds."""
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))

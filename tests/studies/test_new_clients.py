@@ -88,6 +88,7 @@ WORK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", slow_but(["local", "global"], "local"))
 @pytest.mark.parametrize("name", slow_but(WORK, "pflego", ci=("fedavg", "fedfomo")))
 def test_every_client_and_epoch_is_as_written_out(federation, name, labels):
@@ -106,6 +107,7 @@ def test_every_client_and_epoch_is_as_written_out(federation, name, labels):
     assert some.client_ids.tolist() == [5, 1] and distance(some.loss, found.loss[[2, 0]]) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["pflego", "ditto", "fedavg"], "pflego"))
 def test_before_the_first_epoch_it_is_the_personal_model_of_who_never_came(federation, name):
     """As the evaluation scores it, in a population that has everyone."""
@@ -119,6 +121,7 @@ def test_before_the_first_epoch_it_is_the_personal_model_of_who_never_came(feder
     np.testing.assert_allclose(found.accuracy[:, 0] * found.num_examples, [s["test_correct"] for s in scores])
 
 
+@pytest.mark.slow
 def test_no_graph_for_every_client(federation, monkeypatch):
     graphs = []
 
@@ -336,6 +339,7 @@ def test_a_run_without_rounds(folders, tmp_path):
     assert "has no rounds yet" in tfpfl("new-clients", tmp_path / "run", code=1)
 
 
+@pytest.mark.slow
 def test_a_large_federation_of_any_data_can_be_new(tmp_path):
     """Others than those of the run: two new clients join the same five."""
     five = on_disk(tmp_path / "five", EXAMPLES[:5], CLASSES[:5])

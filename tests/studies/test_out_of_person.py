@@ -63,6 +63,7 @@ def test_it_is_what_the_clients_models_in_keras_say(a_run):
             calibration(run, alpha=1)
 
 
+@pytest.mark.slow
 def test_own_scores_of_a_method_without_a_head_are_those_of_its_evaluation(tmp_path):
     """kNN-Per predicts with its examples beside the head, and so it does on other people's data."""
     data = runs.federation(tmp_path / "data")

@@ -51,6 +51,7 @@ def toy(monkeypatch, tmp_path):
     return tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_its_last_evaluation_is_ended(tmp_path, monkeypatch):
     """Its summary is of fewer rounds than are saved."""
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))

@@ -89,6 +89,7 @@ def page(html):
     return Page(html)
 
 
+@pytest.mark.slow
 def test_results_are_those_of_the_records(records, page):
     table = page.table("EV-all", "EV-local", "worst 10 %")
     assert list(table) == ["PFLEGO", "FedAvg", "FedAMP", "Local"]

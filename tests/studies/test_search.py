@@ -95,6 +95,7 @@ def test_a_search_with_fewer_rounds_compares_all_settings_over_the_same_rounds(c
     assert searched(1, [0.2], "out")[0].score == searched(1, [0.2], "fresh")[0].score
 
 
+@pytest.mark.slow
 def test_a_setting_that_a_callback_stopped_is_not_called_diverged(config, tmp_path, short_end):
     class Stop(Callback):
         def round(self, training, row):
@@ -116,6 +117,7 @@ def test_a_schedule_ends_with_the_last_stage_and_patience_is_for_other_runs(conf
     assert longer[0][0].folder != record.folder  # another schedule is another run
 
 
+@pytest.mark.slow
 def test_a_changed_network_is_searched_anew(config, tmp_path):
     network = tmp_path / "net.py"
     scores = []

@@ -127,6 +127,7 @@ def test_one_split_for_all_seeds_and_older_runs_keep_theirs(tmp_path, monkeypatc
     assert Record.read(beside[0]).config.federation_hash == found[1].config.federation_hash
 
 
+@pytest.mark.slow
 def test_one_seed_of_three_with_clients_that_were_never_seen_gives_no_interval():
     """There is none over seeds; one over clients must not stand under a caption that speaks of seeds."""
     three = [with_accuracies("local", lambda i: 0.9 if i in FIRST else 0.5 + 0.02 * i, seed=seed) for seed in range(3)]
