@@ -201,8 +201,9 @@ def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Vis
             f"a round needs at least one client, with one state and one visit each; found {len(client_states)} states "
             f"and {len(visits)} visits"
         )
-    ids, times = np.unique([int(visit.info.client_id) for visit in visits], return_counts=True)
-    if len(ids) < len(visits):
+    there = np.concatenate([np.ravel(visit.info.client_id) for visit in visits])  # several where clients are packed
+    ids, times = np.unique(there, return_counts=True)
+    if len(ids) < len(there):
         raise InvalidArgument(
             f"client {ids[times.argmax()]} is in the round {times.max()} times: its update would count more than once, "
             "and it would have several new states. Give each client one visit"
