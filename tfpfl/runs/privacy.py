@@ -75,7 +75,7 @@ def privacy(
         events = {dp_accounting.GaussianDpEvent(noise / 2): rounds}
         text = f"{sampling.low} to {sampling.high} of {people} clients, as if each took part in every round"
 
-    def epsilon(events):
+    def epsilon(events: dict[Any, int]) -> float:
         accountant = RdpAccountant(neighboring_relation=relation)
         for event, times in events.items():
             accountant.compose(event, times)
