@@ -154,6 +154,7 @@ def test_what_is_a_fit_is_reached_by_as_many_epochs(data, w):
     assert distance(models(babu.adapt, w.theta, (), visit, 2)[-1], babu.personal_model(w.theta, (), visit)) < 1e-9
 
 
+@pytest.mark.slow
 def test_pfedme_solves_its_inner_problem(data, w):
     """Near w, which stays; with weight decay."""
     algorithm = pfedme(data.model, data.population, lam=3.0, eta_p=0.1, weight_decay=0.2)

@@ -111,6 +111,7 @@ def test_a_client_mixes_its_model_with_the_newest(data):
     assert identical(states[0], left)  # who left has v_i and a_i of its last visit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", slow_but(["w0", "first_broadcast"], "w0"))
 def test_who_never_came_mixes_the_initial_model_or_none(data, init):
     algorithm = apfl(data.model, data.population, mixing=0.3, init=init, **SOLVER)
@@ -136,6 +137,7 @@ def test_clients_are_weighed_as_in_fedavg(data):
         assert [float(algorithm.client_update(w, states[i], data.visit(i)).weight) for i in data.ids] == expected
 
 
+@pytest.mark.slow
 def test_a_round_in_which_nothing_arrives_changes_nothing(data):
     algorithm = apfl(data.model, data.population, **SOLVER)
     w = play(algorithm, data, COHORTS[:1])[0][-1]

@@ -81,6 +81,7 @@ def by_keras(toy: Toy, client: int, head: Head, tau: int, batch: bool):
 EXACT = [(mode, tau) for mode in ("frozen", "local", "shared") for tau in (3, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "tau"), slow_but(EXACT, *EXACT[::2]), ids=str)
 def test_pflego_takes_the_exact_gradient_of_the_loss_that_it_computed(mode, tau):
     """Everyone takes part: a round is a step of gradient descent on sum_i alpha_i l_i, of all parts."""

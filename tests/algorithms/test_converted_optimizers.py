@@ -100,6 +100,7 @@ def test_adamw_is_adam_with_decoupled_decay():
     np.testing.assert_allclose(moved[0], without[0] - rate * decay * w, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_widths_that_the_graph_does_not_know(tff):
     """A head's K_i is open in a graph of several clients."""
     theirs = as_optimizer(tff.learning.optimizers.build_adam(RATE), rate=0.0)

@@ -40,6 +40,7 @@ def head_of(algorithm, server) -> Head:
     return algorithm.global_model(algorithm.message(server)).head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"normalize": True}, {"normalize": True, "temperature": 0.1}])
 def test_it_is_the_ridge_regression_on_all_that_have_come(data, how):
     """After every round with absent clients, some of which come again, and after each of another order of rounds."""

@@ -98,6 +98,7 @@ def test_in_round_1_nothing_is_learned(data):
     assert late.started and distance(late.a, state.a) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("threshold", "most", "expected"), [(0.0, 25, 25), (1e9, 25, 11), (1e9, 4, 4)])
 def test_the_start_phase_ends(data, threshold, most, expected):
     """At max_epochs, or where the last 10 of at least 11 losses are alike; then it is one epoch a visit."""

@@ -112,6 +112,7 @@ def test_the_weight_is_the_trace_after_the_training(data, batch_size, size):
     assert weights == [9, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", slow_but(["examples", "uniform"], "examples"))
 def test_without_its_parts_it_is_fedper(data, weighting):
     work = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5, "weighting": weighting}

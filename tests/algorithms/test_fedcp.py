@@ -169,6 +169,7 @@ def test_absent_and_new_clients(data):
     assert distance(adapt.epoch(adapt.start(path[-1], fresh[1], visit), visit, tf.constant(0)).head, first) < 1e-9
 
 
+@pytest.mark.slow
 def test_gates_matter(data):
     """What clients predict is not what they would with gates of 1/2, the head of `personal_model`."""
     algorithm = fedcp(data.model, data.population, **WORK)

@@ -131,6 +131,7 @@ def test_a_new_client_adapts_its_vector_alone(data):
     assert identical(found.theta, w.theta) and distance(found.head, shifted(w.head, c)) < 1e-9
 
 
+@pytest.mark.slow
 def test_absent_clients_and_rounds_without_updates(data):
     algorithm = feddbe(data.model, data.population, **WORK)
     some = [(0, 2, 3), (2, 3), (0, 2), (3,)]  # 1 and 4 never come

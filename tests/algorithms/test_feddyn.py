@@ -143,6 +143,7 @@ def test_a_round_in_which_nothing_arrives_changes_nothing(data):
     assert identical(nothing_arrives(algorithm, data, server), server)  # without h / a
 
 
+@pytest.mark.slow
 def test_a_client_that_comes_late_starts_without_a_gradient(data):
     algorithm = feddyn(data.model, data.population, **BATCHES)
     (*_, server), _ = play(algorithm, data, SOME)

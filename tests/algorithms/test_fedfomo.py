@@ -67,6 +67,7 @@ def test_weights_are_the_papers(data):
     assert identical(algorithm.local_model(message, output), output.state.theta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", slow_but(["worse", "none"], "worse"))
 @pytest.mark.parametrize("own_model", slow_but(["always", "visited"], "always"))
 def test_where_nobody_helps_the_model_stays(data, which, own_model):
@@ -83,6 +84,7 @@ def test_where_nobody_helps_the_model_stays(data, which, own_model):
     assert distance(output.state.theta, trained) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("candidates", "cohorts"), slow_but([(1, [range(5)] * 5), (3, [[1]] * 4)], (3, [[1]] * 4)))
 def test_with_only_its_own_model_it_is_local_training(data, candidates, cohorts):
     """P starts as the identity, so that of one candidate a client gets its own; or nobody else was there."""
@@ -97,6 +99,7 @@ def test_with_only_its_own_model_it_is_local_training(data, candidates, cohorts)
     assert distance(expected, {i: s.theta for i, s in start.items()}) > 1e-2
 
 
+@pytest.mark.slow
 def test_a_client_never_trains_on_its_validation_examples(data):
     """They are drawn at its first visit and stay the same; others may be anything."""
     algorithm = fedfomo(data.model, data.population, validation_fraction=0.3, **SOLVER)
@@ -214,6 +217,7 @@ def test_exploration_draws_from_the_last_uploads(data):
     assert 50 < own < 100  # 120 messages; its own where there is no exploration, or by chance: 75 expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("init", slow_but(["w0", "mean"], "w0"))
 def test_who_never_came_who_left_and_who_joins_late(data, init):
     algorithm = fedfomo(data.model, data.population, candidates=5, init=init, **FULL)

@@ -25,6 +25,7 @@ def thetas(path):
     return [server.theta for server in path]
 
 
+@pytest.mark.slow
 def test_with_sgd_it_is_fedrep_with_one_body_step(data):
     algorithm = fedrecon(data.model, data.population, tau=TAU, beta=BETA, rho=RHO, server_opt="sgd")
     path, heads = play(algorithm, data)
@@ -41,6 +42,7 @@ def test_theta_moves_as_in_pflego_with_one_more_tau(data, tau):
     assert distance(thetas(path), thetas(expected)) < 1e-9
 
 
+@pytest.mark.slow
 def test_with_adam_on_both_servers_as_well(data):
     algorithm = fedrecon(data.model, data.population, tau=TAU - 1, beta=BETA, rho=0.01)
     sibling = pflego(data.model, data.population, tau=TAU, beta=BETA, rho=0.01, server_opt="adam")

@@ -20,6 +20,7 @@ def data():
     return toy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [{}, {"batch_size": 2, "unit": "epochs"}])
 def test_a_phase_without_steps_leaves_its_part(data, batch):
     body_only = fedrep(data.model, data.population, tau_h=0, tau_b=2, eta_b=ETA_B, **batch)
@@ -31,6 +32,7 @@ def test_a_phase_without_steps_leaves_its_part(data, batch):
     assert identical(path[-1], data.model.theta()) and distance(states, heads) > 1e-3
 
 
+@pytest.mark.slow
 def test_theta_moves_as_in_pflego(data):
     """tau_h = tau - 1, one body step and eta_b = rho, from equal state, with everyone."""
     tau, rho = 6, 0.15
@@ -41,6 +43,7 @@ def test_theta_moves_as_in_pflego(data):
     assert distance(path[0], expected[0].theta) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", slow_but([0.0, 0.9], 0.9))
 @pytest.mark.parametrize("unit", ["steps", "epochs"])  # the same with all examples in one batch
 def test_the_head_first_then_the_body_at_the_new_head(data, momentum, unit):

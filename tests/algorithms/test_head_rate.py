@@ -100,10 +100,12 @@ def test_safe_is_one_over_the_smoothness(data):
         assert 1 - 1e-9 < rate * smoothness_of(data, theta, i) < 1.2  # the power method finds no more than L
 
 
+@pytest.mark.slow
 def test_safe_changes_nothing_where_the_rate_is_small(data):
     assert distance(*(one_round(data, tau=3, rho=0.01, head_rate=r)[2] for r in ("rho", "safe"))) == 0
 
 
+@pytest.mark.slow
 def test_beta_is_one_more_inner_step(data):
     """The head after tau - 1 inner steps and one of rate beta is that after tau inner steps."""
     found = one_round(data, tau=4, beta=0.2, rho=0.05, head_rate="beta", safeguard=False)[2]
@@ -111,6 +113,7 @@ def test_beta_is_one_more_inner_step(data):
     assert distance(found, expected) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_rate", ["beta", "safe"])
 def test_theta_takes_the_same_step(data, head_rate):
     ends = []

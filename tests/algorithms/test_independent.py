@@ -456,6 +456,7 @@ def test_every_weight_is_that_of_the_independent_version(name, engine):
     assert max(found.values()) < ALLOWED, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [next(iter(CASES))])
 def test_the_comparison_sees_a_small_difference(name):
     """Every rate counts: a millionth more on one side is seen."""

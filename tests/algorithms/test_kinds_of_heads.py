@@ -76,6 +76,7 @@ def test_the_exact_inner_solve_gives_the_projected_gradient():
     assert distance(server.theta, theta) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [4, 30], ids=["fewer examples than features", "more"])
 def test_the_exact_head_is_where_gradient_descent_ends(examples):
     rng, kind = np.random.default_rng(0), head_kind("regression")

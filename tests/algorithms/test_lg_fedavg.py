@@ -41,6 +41,7 @@ def without_a_body():
     return data._replace(model=SplitModel(backbone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighting", slow_but(["examples", "uniform"], "uniform"))
 def test_without_a_private_part_it_is_fedavg(weighting):
     data = without_a_body()

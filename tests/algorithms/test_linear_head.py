@@ -98,6 +98,7 @@ def test_the_hessian_times_a_vector_is_that_of_two_tapes():
     np.testing.assert_allclose(hessian @ d + heads.DAMPING * d, flat, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [2e4, 1e5])
 def test_newton_with_large_counts_does_not_raise_the_loss(mean):
     """The first whole step goes from exp(0) to exp(mean), which is infinite."""

@@ -40,6 +40,7 @@ def batches(n, **work):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "batch_size", "sizes"), [(10, 4, [4, 4, 2]), (8, 4, [4, 4]), (3, 10, [3]), (5, 1, [1] * 5)]
 )

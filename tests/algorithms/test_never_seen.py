@@ -41,6 +41,7 @@ def test_the_page_has_every_method():
     assert set(table()) == {row.title for row in ALGORITHMS.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(ALGORITHMS, "pflego", "pgfed", "local"))
 def test_what_it_predicts_with(name, federation):
     """After two rounds of others, each part of the model is that of round 0, or the newest that the server sends."""

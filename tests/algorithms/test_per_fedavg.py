@@ -51,6 +51,7 @@ def test_without_alpha_it_is_fedavg_on_the_second_halves(data, variant):
         assert distance(algorithm.local_model(w, output), expected) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", slow_but(VARIANTS, "hf"))
 def test_without_alpha_and_batches_it_is_fedavg(data, variant):
     path, _ = play(per_fedavg(data.model, data.population, variant=variant, eta_inner=0.0, beta=0.3, steps=4), data)

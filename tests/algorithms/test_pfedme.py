@@ -25,6 +25,7 @@ def visit(data, algorithm, client, w, t=1):
     return algorithm.client_update(w, algorithm.init_client(None), data.visit(client, t))
 
 
+@pytest.mark.slow
 def test_beta_0_leaves_the_model(data):
     path, states = play(pfedme(data.model, data.population, beta=0.0, **QUICK), data)
     assert identical(path[-1], path[0]) and distance(states[0].theta, path[0]) > 1e-3
@@ -136,6 +137,7 @@ def test_who_never_came_predicts_with_the_global_model_and_who_left_with_its_las
     assert distance(algorithm.personal_model(w, late.state, data.visit(4)), w) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_round_in_which_nothing_arrives_changes_nothing(data):
     algorithm = pfedme(data.model, data.population, **QUICK)
     w = play(algorithm, data, COHORTS[:1])[0][-1]

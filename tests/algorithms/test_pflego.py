@@ -45,6 +45,7 @@ def start(data):
     return algorithm.init_server().theta, initial_states(algorithm, data.population)
 
 
+@pytest.mark.slow
 def test_everyone_with_tau_1_is_gradient_descent_on_the_whole_objective(data, start):
     algorithm = pflego_exact(data.model, data.population, tau=1, rho=RHO)
     server, heads = run(algorithm, data, rounds=5)
@@ -82,6 +83,7 @@ def binomial_cohorts(num_clients, rate):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", slow_but([0.2, 0.4, 0.6], 0.4))
 def test_the_mean_over_all_cohorts_is_the_full_step(data, start, rate):
     sampling = Sampling("fixed", rate)
@@ -137,6 +139,7 @@ def test_theta_moves_as_in_fedrep_and_fedrecon_with_tau_minus_1_head_steps(data,
     assert distance(theta, head_then_theta(data, start, tau, 0.5, RHO)[0]) > 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["exact", "eq3"])
 def test_the_head_takes_tau_minus_1_steps_of_beta_and_the_joint_step(data, start, rule):
     """Cached features and closed forms against autodiff, with a cohort of two of five."""
@@ -203,6 +206,7 @@ def test_beta_0_makes_tau_irrelevant(data):
     assert identical(one, many)
 
 
+@pytest.mark.slow
 def test_rho_0_freezes_theta_but_not_the_heads(data, start):
     for server_opt in ("sgd", "momentum", "adam"):
         algorithm = pflego(data.model, data.population, tau=3, beta=0.5, rho=0.0, server_opt=server_opt)

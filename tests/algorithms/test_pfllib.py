@@ -62,6 +62,7 @@ def test_fedala(data, case):
             same_predictions(recorded, data, t, i, data.logits(Weights(state.top.theta or w.theta, state.top.head), i))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_feddbe(data, case):
     """The agreement is PFLlib's training of all clients before the first round."""
@@ -77,6 +78,7 @@ def test_feddbe(data, case):
             same_predictions(recorded, data, t, i, data.logits(algorithm.personal_model(message, before[i], None), i))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but(CASES, "full", ci=["batches"]))
 def test_fedas(data, case):
     """Its alignment takes mini-batches of 16 examples in 'batches', all in 'full'."""
@@ -113,6 +115,7 @@ def test_fedproto(data, case):
                 assert right(-outputs, data.test[i][1]) == recorded["right"][t, i]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but(CASES, "full", ci=["batches"]))
 def test_fedpac(data, case):
     recorded, rates = Recorded("fedpac", case), {"eta_g": 0.1, "eta_f": 0.1, "momentum": 0.0}
@@ -152,6 +155,7 @@ def test_gpfl(data, case):
             same_predictions(recorded, data, t, i, np.maximum(x * times + plus, 0) @ head.kernel + head.bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but(CASES, "full", ci=["batches"]))
 def test_fedcp(data, case):
     """PFLlib's with the softmax of the paper, and the context of the first head."""

@@ -136,6 +136,7 @@ def test_beta_0_is_pgfed(data):
     assert distance(other[1].w, path[1].w) < 1e-9 and distance(other[2].w, path[2].w) > 1e-4  # no buffer in round 2
 
 
+@pytest.mark.slow
 def test_without_eta2_everybody_counts_the_same_in_round_2(data):
     algorithm = pgfed(data.model, data.population, mu=0.4, eta=0.1, eta2=0.0, **SOLVER)
     [server], _ = play(algorithm, data, [(1, 3)])  # as many as are expected
@@ -144,6 +145,7 @@ def test_without_eta2_everybody_counts_the_same_in_round_2(data):
         assert distance(message.g_t, message.g_bar) < 1e-9 and distance(message.g_t, tree.zeros_like(server.w)) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", slow_but([pgfed, pgfedmo], pgfedmo))
 def test_only_what_could_be_learned_changes_in_A(data, build):
     """Rows of clients that were not there, and columns of those whose gradients were not: bit for bit."""

@@ -87,6 +87,7 @@ def test_a_visit_is_written_out(data, option):
     assert distance(output.metrics["loss"], last_loss) < 1e-9
 
 
+@pytest.mark.slow
 def test_the_server_takes_the_mean_step_and_a_cohorts_share_of_the_controls(data):
     cohort, eta_g = (1, 3), 0.6
     algorithm = scaffold(data.model, data.population, eta_g=eta_g, **BATCHES)

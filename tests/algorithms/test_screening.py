@@ -117,6 +117,7 @@ def test_tff_does_the_same(name, kind, federation, tff):
     assert int(there[2].metrics["rejected"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouping", slow_but(["one_by_one", "stacked"], "stacked"))
 @pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp", "pgfed", "local"], "pflego", "fedamp"))
 def test_where_everybody_is_broken_nothing_changes(name, grouping, federation):
@@ -130,6 +131,7 @@ def test_where_everybody_is_broken_nothing_changes(name, grouping, federation):
     assert int(out.metrics["rejected"]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp"], "pflego"))
 def test_without_a_fault_screening_changes_no_bit_of_a_clients_work(name, federation):
     algorithm = build(name, federation)

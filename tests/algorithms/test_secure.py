@@ -175,6 +175,7 @@ def test_groupings_and_threads_give_the_same_bits(grouping, federation):
     assert distance(found, expected) < (1e-6 if grouping == "stacked" else 1e-30)  # stacked visits round differently
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(sorted(set(ALGORITHMS) - {*REFUSED, *NOTHING_SENT}), "fedper"))
 def test_every_method_that_needs_a_sum_ends_a_round_as_without(name, federation):
     algorithm = method(name, federation)
@@ -204,6 +205,7 @@ def test_two_clients_in_a_round_are_refused(federation):
         secured(method("fedavg", federation, Sampling("fixed", rate=0.3)))
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_larger_than_it_was_said_stops_the_round(federation):
     algorithm = method("fedavg", federation)
 

@@ -40,6 +40,7 @@ def folder(federation, tmp_path):
     return shutil.copytree(federation.path, tmp_path / "federation")
 
 
+@pytest.mark.slow
 def test_manifests(federation, folder, cases):
     text = (folder / "manifest.json").read_text()
 

@@ -121,6 +121,7 @@ def test_without_training_examples_there_is_no_int8(tmp_path):
     assert layout.BACKBONE_DYNAMIC_INT8 in bundle.manifest["files"]
 
 
+@pytest.mark.slow
 def test_precisions_are_measured_in_parts_of_the_test_examples(tmp_path, monkeypatch):
     """All at once, a network for pictures took gigabytes for a client with many of them."""
     rows = []

@@ -135,6 +135,7 @@ def test_a_notebook_alone_says_what_to_do(tmp_path):
     assert {output["output_type"] for output in there["outputs"]} == {"stream"}
 
 
+@pytest.mark.slow
 def test_a_kernel_shows_what_libraries_in_other_languages_write(tmp_path):
     """What TensorFlow writes past Python: ipykernel leaves it out where this variable is set, and pytest sets it."""
     nbformat = pytest.importorskip("nbformat")

@@ -272,6 +272,7 @@ def test_who_is_rejected_in_one_exchange_is_in_no_later_one(small, exchange):
     assert abs(float(found.metrics["loss"]) - float(expected.metrics["loss"])) < 1e-13
 
 
+@pytest.mark.slow
 def test_broken_data_and_rejected_rows():
     """With rows, a rejected client has none, in either exchange; with data that are broken it is in no aggregate."""
     algorithm = screened(two_exchanges())
@@ -447,6 +448,7 @@ def test_late_clients_may_have_finished_the_first_exchange():
     assert found.came.tolist() == [0] and found.late.tolist() == [1, 2] and found.between.tolist() == [1]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation():
     """docs/extending.md: no change is longer than the mean of the cohort's; what was kept is in no state."""
     page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()

@@ -141,6 +141,7 @@ def test_every_way_of_computing_reads_examples_in_the_models_dtype(pixels):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp"], "pflego"))
 def test_threads_change_no_bit(federation, name):
     algorithm = make(name, federation, "float32")
@@ -222,6 +223,7 @@ def test_a_copy_of_the_weights_changes_nothing(federation):
     assert identical(rounds(wrapped, federation), rounds(algorithm, federation))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(SHARE, *list(SHARE)[:2]))
 def test_who_shares_a_backbone_is_evaluated_together(federation, name):
     algorithm = make(name, federation, **({"steps": 2, "epochs": None} if name != "pflego" else {}))

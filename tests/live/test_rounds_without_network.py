@@ -180,6 +180,7 @@ def test_what_it_does_not_begin(make_run, tmp_path):
             LiveRounds(run, Rules(), 0.0)
 
 
+@pytest.mark.slow
 def test_new_clients_take_no_part_in_live_rounds_either(make_run, tmp_path):
     """They have no token; `tfpfl new-clients` lets them adapt afterwards, for which it needs theta alone."""
     with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0, new_clients=3) as run:

@@ -148,6 +148,7 @@ def test_runs_whose_visits_no_device_computes_say_why(three, tmp_path):
                 LiveRounds(run, Rules(), 0.0)
 
 
+@pytest.mark.slow
 def test_a_wrong_weight_a_wrong_device_and_int8_where_clients_remember(three, tmp_path):
     with new_run(three, tmp_path / "run", "scaffold") as run:
         with pytest.raises(InvalidArgument, match="int8 would change it"):

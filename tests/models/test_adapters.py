@@ -139,6 +139,7 @@ def test_scale_shift_of_a_convolution(bias):
             model.backbone_weights(theta)
 
 
+@pytest.mark.slow
 def test_pflego_trains_adapters_above_a_cut(tmp_path):
     """The update is that of the adapters alone, and the backbone's own weights stay."""
     federation, whole = on_disk(tmp_path / "f"), backbone(dtype="float64")

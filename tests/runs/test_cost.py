@@ -45,6 +45,7 @@ def test_pflego_takes_one_pass_each_way_for_any_tau(model, tau):
     assert passes(model, "pflego", tau=tau) == Passes(1, 1)
 
 
+@pytest.mark.slow
 def test_pflego_as_the_paper_counts_it(model):
     assert passes(model, "pflego", tau=50, recompute=True) == Passes(2, 1)
     assert passes(model, "pflego", tau=50, chunk=7) == Passes(2, 1)  # chunks do not change the sum
@@ -155,6 +156,7 @@ def test_operations_of_convolutions():
     assert found.backward == first + 2 * second + sums + pooling + 9 * 3
 
 
+@pytest.mark.slow
 def test_operations_of_a_visit(model):
     head, backbone = head_flops(5, 3), backbone_flops(model)
     assert head == Flops(2 * 5 * 3 + 3, 4 * 5 * 3 + 3)

@@ -149,6 +149,7 @@ def test_one_call_at_a_time_trains_a_backbone(digits, tmp_path):
     assert len(refused) == 2 and sorted(p.name for p in out.parent.iterdir()) == ["b.json", "b.keras"]
 
 
+@pytest.mark.slow
 def test_first_weights_of_a_file(made, digits, tmp_path):
     """With a rate that moves nothing, the backbone is the one that was given."""
     build_network("mlp200", (8, 8, 1), seed=5).save(tmp_path / "given.keras")

@@ -182,6 +182,7 @@ def test_rounds_that_were_saved_but_not_evaluated_are_not_complete(federation, s
         assert not run.is_complete
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is(a_run):
     before = runs.saved(a_run), {name: (a_run / name).read_bytes() for name in ("clients.csv", "summary.json")}
     with Run.open(a_run) as run:

@@ -387,6 +387,7 @@ def test_without_pyplot_and_without_changing_the_users_defaults(records):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("diverged", [(2, 5), range(CLIENTS)])
 def test_clients_that_diverged_are_told_in_the_label(diverged, recwarn):
     """An infinite RMSE cannot be drawn: the line has a gap, and a label says how many are missing."""

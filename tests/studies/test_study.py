@@ -227,6 +227,7 @@ def test_a_failing_run_does_not_lose_the_others_and_is_tried_again(tmp_path):
     assert {path.read_text() for path in (tmp_path / "out").rglob("starts.txt")} == {"x"}
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_processes(tmp_path):
     """The first setting is the slowest here, so that runs end in another order than they start."""
     methods = {"local": {"hyperparameters": {"steps": 9}, "search": {"eta": [0.3, 0.1, 0.01]}}}
