@@ -6,7 +6,6 @@ It needs NumPy, ai-edge-litert and cryptography, and no TensorFlow.
 import argparse
 import json
 import os
-import ssl
 import sys
 import zipfile
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import numpy as np
 from tflite_export.device.bench import any_interpreter
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live.client import LiveDevice
+from tflite_export.device.live.connection import trusting
 
 SPLITS = ("train", "validation", "test")
 
@@ -51,13 +51,6 @@ def read_examples(folder: Path) -> dict:
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidInput(f'{about} must be JSON such as {{"classes": 3}}: {error}') from error
     return found
-
-
-def _trusting(ca: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=str(ca))
-    except OSError as error:  # also ssl.SSLError; neither names the file
-        raise InvalidInput(f"the certificate {ca} cannot be used: {error}") from error
 
 
 def take_part(
@@ -96,7 +89,7 @@ def take_part(
         token or os.environ.get("TFPFL_TOKEN"),
         interpreter=any_interpreter() if device is LiveDevice else None,
         patience=patience,
-        context=None if ca is None else _trusting(ca),
+        context=None if ca is None else trusting(ca),
         log=lambda text: print(text, flush=True),
         half=half,
         secure=secure,

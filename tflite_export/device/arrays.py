@@ -7,7 +7,7 @@ shapes, and where each array begins.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,11 @@ import numpy as np
 from tflite_export.device.errors import InvalidInput
 
 EXACT = 2**24  # whole numbers up to this one are exact in float32
+
+
+def side_by_side(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays [N, ...] of examples in one, float32 [N, D]."""
+    return np.concatenate([part.reshape(len(part), -1).astype(np.float32, copy=False) for part in parts], 1)
 
 
 class Arrays:
@@ -68,8 +73,7 @@ class Arrays:
                 raise InvalidInput(
                     f"examples: {name!r} goes beyond {EXACT:,}, up to which whole numbers are exact here"
                 )
-        flat = [part.reshape(len(part), -1).astype(np.float32, copy=False) for part in parts]
-        return np.concatenate(flat, 1)
+        return side_by_side(parts)
 
     def check(self, x: np.ndarray) -> None:
         """Checks packed examples float32 [N, D]: what must be whole numbers are such, and tokens are known.

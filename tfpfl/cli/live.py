@@ -349,13 +349,14 @@ def watch(url, run, token, once, patience, ca):
     URL is the server's address. The state is read again every second, until the run is over or Ctrl-C. It is for the
     operator: tfpfl serve writes the token that it needs to RUN/operator.token.
     """
-    import ssl
     import time
 
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
+    from tflite_export.device.errors import InvalidInput
+    from tflite_export.device.live.connection import trusting
     from tfpfl.live.watch_table import WatchTable
     from tfpfl.live.watching import OPERATOR, WatchedServer
 
@@ -364,9 +365,9 @@ def watch(url, run, token, once, patience, ca):
             raise click.UsageError("--run reads the operator's token from RUN: give --run or --token, not both")
         token = (run / OPERATOR).read_text(encoding="utf-8", errors="replace")
     try:
-        context = None if ca is None else ssl.create_default_context(cafile=str(ca))
-    except OSError as error:
-        raise Unavailable(f"the certificate {ca} cannot be used: {error}") from error
+        context = None if ca is None else trusting(ca)
+    except InvalidInput as error:
+        raise Unavailable(str(error)) from error
     console = Console()
 
     def away(why, seconds):

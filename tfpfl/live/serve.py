@@ -16,6 +16,7 @@ import numpy as np
 
 from tflite_export.convert.bundle import export
 from tflite_export.convert.personal import device_training, preprocessing_of
+from tflite_export.device.arrays import side_by_side
 from tflite_export.device.files import write_whole
 from tflite_export.device.layout import BROWSER_PROGRAM, PROGRAM
 from tflite_export.device.runtime import Bundle, write_manifest
@@ -155,8 +156,7 @@ def write_data(federation, population, client: int, folder: Path) -> None:
         x, y = federation.arrays(client, split, population.labels)
         if len(y):
             if is_several(federation.example_shape):
-                rows = [np.asarray(part, np.float32).reshape(len(y), -1) for part in parts_of_examples(x)]
-                x = np.concatenate(rows, 1)
+                x = side_by_side(parts_of_examples(x))
             np.savez(folder / f"{split}.npz", x=x, y=y)
         else:  # there may be one of another run, which the device would score
             (folder / f"{split}.npz").unlink(missing_ok=True)

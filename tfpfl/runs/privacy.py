@@ -51,28 +51,27 @@ def privacy(
     people, sampling = population.num_clients, population.sampling
     delta = people**-1.1 if delta is None else delta
     event = dp_accounting.GaussianDpEvent(noise)
-    events = {event: rounds}  # event -> number of rounds
-    always = None  # the events of a client that takes part in every round, where this is a bound too
+    half = dp_accounting.GaussianDpEvent(noise / 2)  # if the sum's sensitivity is 2 clip, as where one is replaced
+    bounds = [{event: rounds}]  # each {event: number of rounds}; the smallest epsilon holds
     relation, text = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, "every client in every round"
     if sampling.kind == "binomial":
-        events = {dp_accounting.PoissonSampledDpEvent(sampling.rate, event): rounds}
+        bounds = [{dp_accounting.PoissonSampledDpEvent(sampling.rate, event): rounds}]
         text = f"Poisson sampling at {sampling.rate:g}"
     elif sampling.kind == "fixed" and sampling.expected(people) < people:
         size = int(sampling.expected(people))
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-        half = dp_accounting.GaussianDpEvent(noise / 2)  # of the sum's sensitivity, which is 2 clip here
         there = Counter([people] * rounds if present is None else present)
-        events = {
+        sampled = {
             dp_accounting.SampledWithoutReplacementDpEvent(n, -(-size * n // people), half): times
             for n, times in there.items()
             if n  # a round without clients reveals nothing
         }
-        always = {half: sum(times for n, times in there.items() if n)}
+        bounds = [sampled, {half: sum(sampled.values())}]
         text = f"{size} of {people} clients without replacement"
         text += "" if set(there) == {people} else ", and as large a part while clients are away"
     elif sampling.kind == "range" and sampling.low < people:
         relation = dp_accounting.NeighboringRelation.REPLACE_ONE  # one client more would take the place of another
-        events = {dp_accounting.GaussianDpEvent(noise / 2): rounds}
+        bounds = [{half: rounds}]
         text = f"{sampling.low} to {sampling.high} of {people} clients, as if each took part in every round"
 
     def epsilon(events: dict[Any, int]) -> float:
@@ -81,9 +80,8 @@ def privacy(
             accountant.compose(event, times)
         return float(accountant.get_epsilon(delta))
 
-    smallest = min(epsilon(found) for found in (events, always) if found is not None)
     more = "; the clipping norm's estimate included" if adaptive else ""
-    return Privacy(smallest, delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}{more}")
+    return Privacy(min(map(epsilon, bounds)), delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}{more}")
 
 
 def require_accounting() -> Any:

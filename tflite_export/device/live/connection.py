@@ -3,13 +3,27 @@
 import ssl
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live.wire import WireError
 
 _TIMEOUT = 60.0  # seconds until an answer must have come
 _NO_URLLIB3 = "live rounds need the package urllib3: pip install urllib3"
+
+
+def trusting(ca: str | Path) -> ssl.SSLContext:
+    """A context that trusts the certificates in this file.
+
+    Raises:
+        InvalidInput: it cannot be read, or has none.
+    """
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except OSError as error:  # also ssl.SSLError; neither names the file
+        raise InvalidInput(f"the certificate {ca} cannot be used: {error}") from error
 
 
 class Connection:
