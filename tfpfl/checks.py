@@ -24,6 +24,7 @@ __all__ = [
     "check_address_space",
     "check_choice",
     "check_fractions",
+    "check_numbers",
     "check_penalty",
     "check_rates",
 ]
@@ -252,12 +253,26 @@ def check_choice(**choices: tuple[Any, Iterable[str]]) -> None:
             raise InvalidArgument(f"{name} must be one of {', '.join(allowed)}; found {value!r}")
 
 
+def check_numbers(**numbers: float) -> None:
+    """Checks that arguments, given as name=value, are numbers or tensors, and no text, None, or list.
+
+    Raises:
+        InvalidArgument: a value is something that cannot be compared with a number.
+    """
+    for name, value in numbers.items():
+        try:
+            value < 0  # noqa: B015 -- what can be compared may be of many types
+        except TypeError:
+            raise InvalidArgument(f"{name} must be a number, found {value!r}") from None
+
+
 def check_fractions(**fractions: float) -> None:
     """Checks probabilities and fractions, given as name=value.
 
     Raises:
-        InvalidArgument: a value is outside [0, 1], or NaN.
+        InvalidArgument: a value is outside [0, 1], NaN, or no number.
     """
+    check_numbers(**fractions)
     for name, value in fractions.items():
         if not 0 <= value <= 1:
             raise InvalidArgument(f"{name} must lie in [0, 1], found {value}")
@@ -291,8 +306,9 @@ def check_rates(**rates: float) -> None:
     """Checks rates, momenta and coefficients, given as name=value.
 
     Raises:
-        InvalidArgument: a value is negative, infinite or NaN.
+        InvalidArgument: a value is negative, infinite, NaN, or no number.
     """
+    check_numbers(**rates)
     for name, value in rates.items():
         if not 0 <= value < float("inf"):
             raise InvalidArgument(f"{name} must be a finite number >= 0, found {value}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import client_key
@@ -214,3 +215,16 @@ def test_the_largest_cohort_is_never_exceeded():
         people = population(10, **kind)
         assert people.sampling.most(10) == expected
         assert taken(people, 200).sum(1).max() <= expected
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Sampling(rate="0.2"), "participation must be a number, found '0.2'"),
+        (lambda: Sampling("range", low="1", high=2), "low must be a number, found '1'"),
+        (lambda: Population(30, 2), r"vectors of one length >= 1, found shapes \(\), \(\), \(1,\)"),
+    ],
+)
+def test_texts_for_numbers_and_numbers_for_vectors_are_refused(make, message):
+    with pytest.raises(InvalidArgument, match=message):
+        make()

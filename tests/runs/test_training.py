@@ -231,6 +231,8 @@ def test_bad_arguments(federation):
         Training(algorithm, federation, evaluate_every=-1)
     with pytest.raises(ValueError, match="rounds must be at least 1, found 0"):
         Training(algorithm, federation).run(0)
+    with pytest.raises(ValueError, match="rounds must be a number, found '2'"):
+        Training(algorithm, federation).run("2")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_numbers
 
 Tensor = Any
 
@@ -36,7 +36,7 @@ class Sampling:
             'fixed' r = max(floor(rate * n), 1) of the n that are there.
 
     Raises:
-        InvalidArgument: an unknown kind; a rate outside (0, 1]; low and high without 1 <= low <= high.
+        InvalidArgument: an unknown kind; a rate outside (0, 1]; low and high without 1 <= low <= high; no number.
     """
 
     kind: str = "fixed"
@@ -49,6 +49,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.kind not in ("fixed", "binomial", "range"):
             raise InvalidArgument(f"unknown sampling {self.kind!r}: one of fixed, binomial, range")
+        check_numbers(participation=self.rate, low=self.low, high=self.high)
         if self.kind == "range":
             if not 1 <= self.low <= self.high:
                 raise InvalidArgument(f"sampling range needs 1 <= low <= high, found low={self.low}, high={self.high}")
@@ -117,7 +118,7 @@ class Population:
     def __post_init__(self) -> None:
         examples = np.asarray(self.num_examples, np.int64)
         classes = np.asarray(self.num_classes, np.int64)
-        ids = np.arange(len(examples)) if self.client_ids is None else np.asarray(self.client_ids, np.int64)
+        ids = np.arange(examples.size) if self.client_ids is None else np.asarray(self.client_ids, np.int64)
         if examples.ndim != 1 or not len(examples) or examples.shape != classes.shape or examples.shape != ids.shape:
             raise InvalidArgument(
                 "num_examples, num_classes and client_ids must be vectors of one length >= 1, found shapes "
