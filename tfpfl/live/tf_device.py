@@ -143,7 +143,7 @@ class TfDevice(LiveDevice):
         if x.dtype.kind not in "biuf" or x.shape[1:] != tuple(spec.shape[1:]):
             raise InvalidArgument(f"examples of this run are {list(spec.shape[1:])}, found {x.dtype} {list(x.shape)}")
         data = ClientData(x.astype(spec.dtype.as_numpy_dtype), y, self.info, np.zeros(2, np.int32))
-        check_examples(data)
+        check_examples(data, classes)
         check_whole(model, data.x, self.client_id)
         return data
 
