@@ -72,7 +72,6 @@ class PureModel:
             with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
                 yield
             return
-        values = [*values[: self._num_weights], *(tf.convert_to_tensor(f) for f in values[self._num_weights :])]
         with _swapped(self._slots, values):
             yield
 
@@ -115,7 +114,8 @@ def inference(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tup
 
 @contextmanager
 def _swapped(slots: list[tuple[Any, str, int, Any]], values: list) -> Iterator[None]:
-    """For Keras 2: puts the values in the place of the weights."""
+    """For Keras 2: puts the values in the place of the weights, as tensors: recurrent layers ask for their rank."""
+    values = [tf.convert_to_tensor(value) for value in values]
     with _SWAP:
         saved = [(layer, name, layer.__dict__[name]) for layer, name, _, _ in slots]
         try:
