@@ -64,6 +64,19 @@ class PureModel:
             with _SWAP, self.layers.replaced(now):
                 return self._model(x, training=False)
 
+    def check_batch_statistics(self, x: Any) -> None:
+        """Checks that batch statistics can normalize, by a pass that counts for nothing.
+
+        Args:
+            x: examples of zeros.
+
+        Raises:
+            InvalidArgument: as `SpecialLayers.check_batch_statistics`; or a layer that normalizes gets a mask.
+        """
+        self.layers.check_batch_statistics()
+        with passes.measuring(tuple(map(tf.constant, self.statistics))):
+            self(tuple(map(tf.convert_to_tensor, self._model.trainable_weights)), x)
+
     @contextmanager
     def _holding(self, values: list) -> Iterator[None]:
         """Lets the layers read these values instead of their variables."""
