@@ -69,6 +69,15 @@ def test_labels_that_are_neither(tmp_path, clients, message):
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.parametrize(
+    "y", [np.eye(3, dtype=int)[np.arange(12) % 3], np.arange(12)[:, None] % 3], ids=["rows", "column"]
+)
+def test_labels_in_rows_are_told_what_to_give(tmp_path, y):
+    said = r"client 'ann': train labels must be .* one-hot rows give labels.argmax\(1\), .* column .* targets='real'"
+    with pytest.raises(InvalidArgument, match=said):
+        Federation.from_clients(two(y), out=tmp_path / "f")
+
+
 def test_labels_from_1_on_are_said_and_can_be_numbered_anew(tmp_path):
     y = np.arange(12) % 3 + 1
     with pytest.warns(TfpflWarning, match=r"labels go up to 3, but no example has the label 0: 1 of 4 classes are emp"):

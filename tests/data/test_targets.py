@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import warnings
 
 import numpy as np
@@ -249,6 +250,23 @@ def test_a_column_with_one_target_in_every_row_is_said(tmp_path):
         Federation.from_table(
             table() | {"falls": [1] * 24}, client="who", label="falls", targets="count", out=tmp_path / "f"
         )
+
+
+def test_targets_that_float32_rounds_to_few_numbers_are_said(tmp_path):
+    """Times in seconds since 1970 became multiples of 128. Large targets that lie far apart lose little."""
+    hours = np.linspace(0, 3600, 12)
+    said = "targets near 2e.09 are stored as float32, .* rounded to multiples of 128: .*Subtract one number"
+    for place, y in enumerate([1.7e9 + hours, (1.7e9 + hours).astype(np.int64), np.stack([hours, 1.7e9 + hours], 1)]):
+        with pytest.warns(TfpflWarning, match=said):
+            Federation.from_clients([(X, y)], targets="real", out=tmp_path / f"clients {place}")
+    with pytest.warns(TfpflWarning) as told:
+        at = table() | {"at": 200 * np.arange(24) + 1_700_000_000}
+        Federation.from_table(at, client="who", label="at", targets="real", features=["falls"], out=tmp_path / "table")
+    assert len(told) == 1 and re.search(said, str(told[0].message))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for place, y in enumerate([hours * 1e9 + 0.3, np.full(12, 0.1), hours - 2000]):
+            Federation.from_clients([(X, y)], targets="real", out=tmp_path / f"fine {place}")
 
 
 def test_targets_at_the_command_line(tmp_path):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.one_broken import build
-from helpers.toys import distance, identical, initial_states, on_disk, toy
+from helpers.toys import distance, identical, initial_states, on_disk, toy, toy_of
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
@@ -185,6 +185,20 @@ def test_labels_and_shapes_that_a_visit_carries_are_checked():
                 [algorithm.init_client(visit.info)],
                 [ClientData(wrong_x, wrong_y, visit.info, visit.key)],
             )
+
+
+def test_targets_that_a_visit_carries_may_be_integers():
+    """Counts are integers. They were taken for ids of classes: refused, or as a vector [N] taken for one output."""
+    data = toy_of("poisson")
+    simulation = Simulation(build_algorithm("fedavg", data.model, data.population, steps=2))
+    server, visit = simulation.initialize(), data.visit(0)
+    y = np.asarray(visit.y)
+    assert y.max() > 1
+    found = [simulation.next(server, [()], [visit._replace(y=y.astype(dtype))]).server for dtype in ("int64", y.dtype)]
+    assert identical(*found)
+    for wrong in (y[:, 0].astype("int64"), np.zeros(len(y), "int64")):
+        with pytest.raises(InvalidArgument, match=r"client 0 has targets of shape \(6,\): they must be .* \[N, 2\]"):
+            simulation.next(server, [()], [visit._replace(y=wrong)])
 
 
 def test_things_of_other_types_are_refused_by_name(algorithm, federation):

@@ -1,6 +1,7 @@
 """Devices that compute with TensorFlow: methods that have no exported program, over HTTP, as in the simulation."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import tensorflow as tf
 
 from helpers.live import examples_of, in_threads, serving
 from helpers.marks import slow_but
+from helpers.toys import toy
 from tflite_export.device import payload
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live import wire
+from tfpfl.algorithms import build_algorithm
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, load_source
 from tfpfl.live.plan import Plan, plan_of
@@ -130,6 +133,19 @@ def test_an_update_that_cannot_be_read_was_never_sent_and_a_damaged_state_is_tol
     with pytest.raises(InvalidInput, match="the device begins anew"):
         kept.current((np.zeros(2, np.float32),))
     kept.close()
+
+
+@pytest.mark.parametrize("labels", ["with a fraction", "one-hot"])
+def test_labels_of_a_device_that_are_no_classes_are_refused(labels):
+    """Fractions were cut off, and trained on without a word."""
+    data = toy(dtype="float32")
+    algorithm, info = build_algorithm("fedper", data.model, data.population), data.population.info(1)
+    device = SimpleNamespace(algorithm=algorithm, info=info, client_id=1)
+    x, y = data.data[1]
+    np.testing.assert_array_equal(TfDevice._data(device, x, y.astype(np.int64)).y, y)
+    wrong = {"with a fraction": y + 0.5, "one-hot": np.eye(3, dtype=int)[y]}[labels]
+    with pytest.raises(InvalidArgument, match="client 1 has labels of shape .* they must be integers"):
+        TfDevice._data(device, x, wrong)
 
 
 @pytest.mark.slow

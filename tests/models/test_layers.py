@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Fold
 from tfpfl.models import SplitModel, build_network, passes
 from tfpfl.models.passes import fold
@@ -203,6 +204,19 @@ def test_another_class_of_normalization_is_frozen_only():
     assert build(None).batch_norm == "frozen"
     with pytest.raises(ValueError, match=r"layer 'mine' \(Own\) is not Keras's plain.*batch_norm='frozen'"):
         build("local")
+
+
+@pytest.mark.parametrize("mode", ["local", "shared"])
+def test_batch_statistics_of_padded_sequences_are_refused_when_the_model_is_made(mode):
+    """It was said in the first round, in the middle of Keras's words about the call."""
+    said = "^layer 'norm': batch statistics of padded sequences are not supported. Use batch_norm='frozen', or Layer"
+    stack = [layers.Masking(), layers.BatchNormalization(name="norm"), layers.LSTM(2, name="lstm")]
+    network = keras.Sequential([keras.Input((4, 3)), *stack, layers.BatchNormalization(name="top"), layers.Dense(2)])
+    with pytest.raises(InvalidArgument, match=said):
+        SplitModel(network, batch_norm=mode)
+    with pytest.raises(InvalidArgument, match=said):
+        SplitModel(network).with_batch_norm(mode)
+    assert SplitModel(network, train_from="top").with_batch_norm(mode).batch_norm == mode
 
 
 @pytest.mark.slow

@@ -73,6 +73,20 @@ def test_a_sequential_model_is_cut():
     assert model.trunk.shape == (48,) and model.num_backbone_weights == 49 * 4
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [layers.LSTM(3), layers.GRU(3), layers.Bidirectional(layers.SimpleRNN(2))],
+    ids=["LSTM", "GRU", "both ways"],
+)
+def test_a_trunk_may_have_recurrent_layers(layer):
+    """In Keras 2 they ask their weights for their rank, which arrays do not have."""
+    first = layers.Embedding(9, 4, mask_zero=True)
+    whole = keras.Sequential([keras.Input((5,)), first, layer, layers.Dense(2, name="top")])
+    model, x = SplitModel(whole, train_from="top"), np.array([[1, 2, 0, 0, 0], [3, 4, 5, 6, 8]])
+    assert distance(model.features(model.theta(), x), whole(x)) < 1e-6
+    assert distance(SplitModel(whole).features(SplitModel(whole).initial_theta, x), whole(x)) < 1e-6
+
+
 def nested():
     inner = keras.Sequential([keras.Input((4,)), layers.Dense(3, name="inside")], name="inner")
     return keras.Sequential([keras.Input((4,)), layers.Dense(4, name="first"), inner, layers.Dense(2, name="last")])

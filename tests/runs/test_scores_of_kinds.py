@@ -21,7 +21,7 @@ from tfpfl.data.kinds import ACCURACY, CLASSIFICATION, KINDS
 from tfpfl.data.synthetic import synthetic_targets
 from tfpfl.runs import metrics, statistics
 from tfpfl.runs.config import RunConfig, entries, read_config
-from tfpfl.runs.metrics import as_metric, names_for, shown_score, told_score
+from tfpfl.runs.metrics import as_metric, known_metrics, measurer, names_for, shown_score, told_score
 from tfpfl.runs.protocols import EV_ALL, PROTOCOLS, Score, curve, evaluation_rows, find, results, rounds_to, worst
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore
@@ -304,6 +304,35 @@ def test_a_client_that_diverged_is_not_left_out_of_the_mean(tmp_path):
             store.commit_round(t, {}, {}, {"round": t, "rmse": math.inf}, [e for e in rows if e.round_num == t])
     with RunStore(tmp_path / "state.sqlite", "a run", named=RMSE, read_only=True) as store:
         assert str(sorted(store.evaluations(), key=str)) == str(sorted(rows, key=str))  # NaN is not equal to NaN
+
+
+class OfOneClient:
+    """A federation of which only the labels of one client are read."""
+
+    def __init__(self, y):
+        self.y = np.asarray(y)
+
+    def raw(self, client_id, split, labels):
+        return None, self.y
+
+
+@pytest.mark.parametrize(
+    ("kind", "y", "worst"),
+    [
+        ("classification", [0, 2, 1], {"ece": math.inf, "brier": math.inf, "nll": math.inf}),
+        ("regression", [[1.0], [3.0]], {"mae": math.inf, "r2": -math.inf}),
+        ("regression", [[1.0], [1.0]], {"mae": math.inf, "r2": math.nan}),
+        ("poisson", [[1.0], [3.0]], {"rmse": math.inf, "mae": math.inf}),
+    ],
+)
+def test_a_metric_of_a_client_that_diverged_is_the_worst(kind, y, worst):
+    """NaN would mean that it is not defined, as r2 of equal targets, and the client would be left out of the means."""
+    measure = measurer(known_metrics(worst, kind), OfOneClient(y), "global")
+    nan = np.full((4, 3 if kind == "classification" else 1), np.nan, np.float32)
+    scores = {"test_examples": len(y), "test_outputs": nan.shape[1], "test_logits": nan}
+    assert str(measure(0, "test", scores)) == str(worst)
+    right = measure(0, "test", scores | {"test_logits": np.zeros_like(nan)})
+    assert {name for name, value in right.items() if not math.isfinite(value)} <= {"r2"}
 
 
 def test_scores_of_a_run_of_before_that_diverged_are_read_as_the_worst(tmp_path):

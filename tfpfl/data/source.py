@@ -168,7 +168,11 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     """
     y = as_array(y, f"{what} labels")
     if y.ndim != 1:
-        raise InvalidArgument(f"{what} labels must be a vector of class ids, found shape {y.shape}")
+        raise InvalidArgument(
+            f"{what} labels must be a vector of class ids, found shape {y.shape}. For one-hot rows give "
+            "labels.argmax(1), for a single column labels[:, 0]. Several numbers that are to be predicted are targets: "
+            "say so with targets='real', 'count' or 'binary'"
+        )
     if not len(y):
         return y.astype(np.int32)
     if y.dtype.kind == "S" or (y.dtype == object and all(isinstance(name, bytes) for name in y)):

@@ -250,7 +250,7 @@ def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -
         row = int(np.argmin(np.isfinite(values)))
         raise InvalidArgument(f"column {name!r} has {values[row]} in row {row + 1}: {what} must be finite")
     largest = max(abs(float(values.min())), abs(float(values.max())))
-    if values.dtype.kind in "iu" and largest > EXACT:
+    if what == "features" and values.dtype.kind in "iu" and largest > EXACT:
         warn_user(
             f"column {name!r} has whole numbers up to {largest:,.0f}; as float32, whole numbers beyond {EXACT:,} are "
             "rounded. If it is an identifier, leave it out of the features"

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tfpfl.checks import InvalidArgument, check_choice, one_line
+from tfpfl.checks import InvalidArgument, check_choice, one_line, warn_user
 from tfpfl.data.arrays import as_array
 from tfpfl.data.manifest import SORTS, FederationError
 from tfpfl.data.source import LARGEST
 
 FILE = "targets.raw"
+COARSE = 1e-3  # of the range of the targets: if float32 moves one further, a warning says so
 
 # What the targets of each sort must be, and what to do about others.
 _RULES = {
@@ -113,7 +114,23 @@ def as_targets(y: ArrayLike, sort: str, what: str, row: str = "number {}", first
             f"{what} targets are at most {LARGEST:g}, because float32 overflows; found {np.abs(y).max():.3g}: take a "
             "larger unit"
         )
-    return y.astype(np.float32)
+    stored = y.astype(np.float32)
+    if len(y):
+        _say_rounded(y.astype(np.float64), stored)
+    return stored
+
+
+def _say_rounded(y: np.ndarray, stored: np.ndarray) -> None:
+    """Warns of targets that lie near each other and far from 0: float32 has large steps there."""
+    moved, spread = np.abs(stored - y).max(0), np.ptp(y, axis=0)
+    coarse = (moved > COARSE * spread) & (spread > 0)
+    if coarse.any():
+        largest = np.abs(stored[:, coarse]).max()
+        warn_user(
+            f"targets near {largest:.1g} are stored as float32, in which numbers of this size are rounded to "
+            f"multiples of {np.spacing(largest):g}: too coarse for targets that lie so near each other. Subtract one "
+            "number from all of them, such as the mean of the training targets"
+        )
 
 
 def _fine(y: np.ndarray, sort: str) -> np.ndarray:

@@ -225,7 +225,7 @@ def check_carried(model: Any, visits: list) -> None:
     for visit in visits:
         if isinstance(visit, ClientData) and not isinstance(visit.x, tf.data.Dataset):
             check_class_ids(model, visit)
-            check_examples(visit)
+            check_examples(visit, model.kind.label.is_classes)
             check_shape(model, visit)
             check_whole(model, visit.x, int(visit.info.client_id))
 
@@ -259,14 +259,18 @@ def check_shape(model: Any, data: ClientData) -> None:
         )
 
 
-def check_examples(data: ClientData) -> None:
+def check_examples(data: ClientData, classes: bool) -> None:
     """Checks the examples that a client was given.
+
+    Args:
+        data: the client's `ClientData`.
+        classes: whether the labels are classes; otherwise they are targets.
 
     Raises:
         InvalidArgument: there are no examples, more or fewer labels than examples, labels outside 0..K_i-1, targets
             that are not finite numbers [N, K_i], or examples with NaN or infinity. The message names the client.
     """
-    client, classes = int(data.info.client_id), int(data.info.num_classes)
+    client, outputs = int(data.info.client_id), int(data.info.num_classes)
     xs, y = [np.asarray(part) for part in tf.nest.flatten(data.x)], np.asarray(data.y)
     if not y.ndim or not all(x.ndim for x in xs):
         raise InvalidArgument(
@@ -278,14 +282,14 @@ def check_examples(data: ClientData) -> None:
             f"client {client} has {len(xs[0])} examples and {len(y)} labels; it needs at least one example, and one "
             "label for each"
         )
-    if y.dtype.kind == "f":
-        if y.ndim != 2 or y.shape[1] != classes or not np.isfinite(y).all():
+    if not classes:
+        if y.ndim != 2 or y.shape[1] != outputs or not np.isfinite(y).all():
             raise InvalidArgument(
-                f"client {client} has targets of shape {y.shape}: they must be finite numbers [N, {classes}], one "
+                f"client {client} has targets of shape {y.shape}: they must be finite numbers [N, {outputs}], one "
                 "column for each output"
             )
-    elif y.min() < 0 or y.max() >= classes:
-        raise InvalidArgument(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{classes - 1}")
+    elif y.min() < 0 or y.max() >= outputs:
+        raise InvalidArgument(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{outputs - 1}")
     if not all(np.isfinite(x).all() for x in xs):
         raise InvalidArgument(f"client {client} has examples that are not finite: replace NaN and infinity")
 

@@ -27,7 +27,7 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import relaxed
 from tfpfl.engines.inputs import check_whole
 from tfpfl.engines.packed import any_examples
-from tfpfl.engines.rounds import check_examples
+from tfpfl.engines.rounds import check_class_ids, check_examples
 from tfpfl.engines.visit import ARRAYS, GLOBAL, client_work, evaluate, outputs_of
 from tfpfl.live.plan import PLAN, Plan, Vectors, flat
 from tfpfl.models import tree
@@ -137,15 +137,15 @@ class TfDevice(LiveDevice):
         """A split's examples, checked."""
         model = self.algorithm.model
         classes = model.kind.label.is_classes
-        y = np.asarray(y).astype(np.int32 if classes else np.float32, copy=False)
-        x = np.asarray(x)
+        x, y = np.asarray(x), np.asarray(y)
         spec = model.example_spec()
         if x.dtype.kind not in "biuf" or x.shape[1:] != tuple(spec.shape[1:]):
             raise InvalidArgument(f"examples of this run are {list(spec.shape[1:])}, found {x.dtype} {list(x.shape)}")
         data = ClientData(x.astype(spec.dtype.as_numpy_dtype), y, self.info, np.zeros(2, np.int32))
-        check_examples(data)
+        check_class_ids(model, data)
+        check_examples(data, classes)
         check_whole(model, data.x, self.client_id)
-        return data
+        return data._replace(y=y.astype(np.int32 if classes else np.float32))
 
     def _in(self, round_num: int) -> ClientData:
         """The training examples, with the key of a round."""

@@ -64,6 +64,19 @@ class PureModel:
             with _SWAP, self.layers.replaced(now):
                 return self._model(x, training=False)
 
+    def check_batch_statistics(self, x: Any) -> None:
+        """Checks that batch statistics can normalize, by a pass that counts for nothing.
+
+        Args:
+            x: examples of zeros.
+
+        Raises:
+            InvalidArgument: as `SpecialLayers.check_batch_statistics`; or a layer that normalizes gets a mask.
+        """
+        self.layers.check_batch_statistics()
+        with passes.measuring(tuple(map(tf.constant, self.statistics))):
+            self(tuple(map(tf.convert_to_tensor, self._model.trainable_weights)), x)
+
     @contextmanager
     def _holding(self, values: list) -> Iterator[None]:
         """Lets the layers read these values instead of their variables."""
@@ -72,7 +85,6 @@ class PureModel:
             with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
                 yield
             return
-        values = [*values[: self._num_weights], *(tf.convert_to_tensor(f) for f in values[self._num_weights :])]
         with _swapped(self._slots, values):
             yield
 
@@ -115,7 +127,8 @@ def inference(model: keras.Model) -> tuple[tuple[np.ndarray, ...], Callable[[tup
 
 @contextmanager
 def _swapped(slots: list[tuple[Any, str, int, Any]], values: list) -> Iterator[None]:
-    """For Keras 2: puts the values in the place of the weights."""
+    """For Keras 2: puts the values in the place of the weights, as tensors: recurrent layers ask for their rank."""
+    values = [tf.convert_to_tensor(value) for value in values]
     with _SWAP:
         saved = [(layer, name, layer.__dict__[name]) for layer, name, _, _ in slots]
         try:

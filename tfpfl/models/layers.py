@@ -246,10 +246,12 @@ def _normalized(layer: Any, places: tuple[int, ...], now: Pass, x: Any, *_: Any,
     n - 1 where it uses a fused kernel, for images in float32.)
     """
     if mask is not None:
-        raise InvalidArgument(
+        error: Any = InvalidArgument(
             f"layer {layer.name!r}: batch statistics of padded sequences are not supported. Use batch_norm='frozen', "
             "or LayerNormalization"
         )
+        error._keras_call_info_injected = True  # so that Keras adds no pages about the call
+        raise error
     axis = layer.axis if isinstance(layer.axis, int) else list(layer.axis)[0]
     axis %= x.shape.rank
     along = [i for i in range(x.shape.rank) if i != axis]

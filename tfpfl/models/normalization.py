@@ -57,13 +57,14 @@ class Normalized:
 
     initial_theta: tuple[np.ndarray, ...]
     backbone: Any
+    inputs: Any
     above: Any = None
     adapters: Any = None
 
     def _set_batch_norm(self, pure: PureModel, batch_norm: str | None) -> None:
         check_batch_norm(batch_norm)
         if batch_norm in ("local", "shared"):
-            pure.layers.check_batch_statistics()
+            pure.check_batch_statistics((self.above or self).inputs.zeros(1))
         self._pure, self.chosen_batch_norm = pure, batch_norm
         self.batch_norm = (batch_norm or "frozen") if pure.layers.moving else None
         self.draws = pure.layers.draws

@@ -32,10 +32,12 @@ def ece(labels: np.ndarray, logits: np.ndarray) -> float:
     """The expected calibration error, with 15 bins of equal width (Guo et al., ICML 2017).
 
     The examples are sorted into bins by the probability of the predicted class. The error is the mean over examples of
-    |accuracy of the bin - mean probability in the bin|.
+    |accuracy of the bin - mean probability in the bin|. It is NaN if a probability is, as of a model that diverged.
     """
     p = _softmax(logits)
     top, right = p.max(1), p.argmax(1) == labels
+    if np.isnan(top).any():
+        return float("nan")
     bins = np.minimum((top * 15).astype(np.int64), 14)
     gaps = np.bincount(bins, right, 15) - np.bincount(bins, top, 15)
     return float(np.abs(gaps).sum() / len(labels))

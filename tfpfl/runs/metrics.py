@@ -347,6 +347,8 @@ def measurer(
 ) -> Callable[[int, str, Mapping], dict[str, float]]:
     """Makes (client id, split, scores) -> {name: value}, for scores that have '{split}_logits'; NaN without examples.
 
+    Where a model diverged, a metric that is NaN has its worst value: NaN would leave the client out of the means.
+
     Args:
         metrics: what is computed.
         federation: has the labels.
@@ -360,6 +362,17 @@ def measurer(
             return {metric.name: np.nan for metric in metrics}
         y = np.array(federation.raw(client_id, split, labels)[1])
         z = np.asarray(scores[f"{split}_logits"])[:examples, : int(scores[f"{split}_outputs"])]
-        return {metric.name: metric(y, z) for metric in metrics}
+        found = {metric.name: metric(y, z) for metric in metrics}
+        if not np.isfinite(z).all():
+            other = np.zeros_like(z)  # a metric that is NaN for these outputs, too, is not defined for the labels
+            lost = [m for m in metrics if np.isnan(found[m.name]) and not np.isnan(m(y, other))]
+            found |= {metric.name: _worst(metric) for metric in lost}
+        return found
 
     return measure
+
+
+def _worst(metric: Metric) -> float:
+    """The worst value of a metric; NaN if its direction is 'neither'."""
+    least = 0.0 if metric.unit == "fraction" else -np.inf
+    return {"min": np.inf, "max": least}.get(metric.direction, np.nan)
