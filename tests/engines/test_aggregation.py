@@ -9,6 +9,7 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.toys import backbone, distance, identical
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
+from tfpfl.algorithms.transforms import screened
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
@@ -168,6 +169,37 @@ def test_a_client_that_is_not_finite_is_counted(start_engine):
     output = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits)
     assert int(output.metrics["finite"]) == 1
     assert [int(m["finite"]) for m in output.client_metrics] == [1, 0]
+
+
+@pytest.mark.parametrize("weight", [0.1, np.float64(0.1), 2])
+def test_a_weight_and_metrics_may_be_numbers_of_python(start_engine, weight):
+    """They ended in an error of Python. In a float64 model, a weight keeps its digits."""
+    model = SplitModel(backbone("float64"))
+
+    def client_update(row, visits, data):
+        y = tf.cast(tf.reduce_sum(data.y), tf.float64)
+        return ClientOutput(y, weight, visits, {"loss": y, "half": 0.5})
+
+    def server_update(server, total, weights):
+        return tf.stack([total, tf.cast(weights, tf.float64)])
+
+    algorithm = toy_amp(
+        model=model,
+        init_server=lambda: tf.zeros([2], tf.float64),
+        message=lambda server: server,
+        client_update=client_update,
+        server_update=server_update,
+        aggregate="sum",
+    )
+    for made in (algorithm, screened(algorithm)):
+        engine = start_engine(made)
+        info = [algorithm.population.info(i, np.float64) for i in (1, 4)]
+        visits = [
+            visit(algorithm, i, 1.0, y)._replace(info=its) for i, its, y in zip((1, 4), info, (4, 6), strict=True)
+        ]
+        output = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits)
+        np.testing.assert_allclose(output.server, [10 * weight, 2 * weight], rtol=1e-12 if made is algorithm else 1e-7)
+        assert float(output.metrics["half"]) == 0.5 and int(output.metrics["finite"]) == 2
 
 
 def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():

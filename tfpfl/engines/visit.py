@@ -123,6 +123,7 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
     spec = client_state_spec(algorithm)
     state = tf.nest.map_structure(lambda t, s: tf.ensure_shape(t, s.shape), output.state, spec)
     finite = tree.all_finite((output.update, state, output.metrics, output.weight))
+    weight = output.weight if tf.is_tensor(output.weight) else tree.as_dtype(output.weight, algorithm.model.dtype)
     metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
     metrics |= {
         "finite": tf.cast(finite, tf.int32),
@@ -130,7 +131,7 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
         "bytes_up": metrics.get("bytes_up", tree.num_bytes(output.update if update is None else update)),
     }
     metrics |= by_split(held_out)
-    return output._replace(state=state, metrics=OrderedDict(sorted(metrics.items())))
+    return output._replace(state=state, weight=weight, metrics=OrderedDict(sorted(metrics.items())))
 
 
 def as_sent(algorithm: Algorithm, state, output: ClientOutput, visit) -> ClientOutput:
