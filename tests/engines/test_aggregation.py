@@ -202,6 +202,23 @@ def test_a_weight_and_metrics_may_be_numbers_of_python(start_engine, weight):
         assert float(output.metrics["half"]) == 0.5 and int(output.metrics["finite"]) == 2
 
 
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+def test_integers_of_an_update_are_weighed_like_other_numbers(start_engine, kind):
+    """A weight below 1 was cut down to 0 for them, so that the server got 0."""
+
+    def client_update(row, visits, data):
+        return ClientOutput(tf.reduce_sum(data.y), tf.reduce_sum(data.x), visits, {"loss": tf.zeros([])})
+
+    def server_update(server, found):
+        return server._replace(average={"y": tf.cast(found, tf.float32)})
+
+    engine = start_engine(toy_amp(client_update=client_update, server_update=server_update, aggregate=kind))
+    cohort = [(1, 0.5, 4), (4, 0.25, 7)]
+    output = engine.next(engine.initialize(), [tf.constant(0)] * 2, [visit(toy_amp(), *v) for v in cohort])
+    wanted = 0.5 * 4 + 0.25 * 7
+    assert abs(float(output.server.average["y"]) - (wanted if kind == "sum" else wanted / 0.75)) < 1e-6
+
+
 def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():
     with pytest.raises(ValueError, match="unknown aggregate 'median': one of mean, sum, rows"):
         kinds(toy_amp(aggregate="median"))
