@@ -224,6 +224,9 @@ def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():
         kinds(toy_amp(aggregate="median"))
     with pytest.raises(ValueError, match="unknown aggregate 'median'"):
         kinds(toy_amp(aggregate=Update("rows", "median", "mean")))
+    for several in (("rows", "sum", "mean"), {"mine": "rows", "total": "sum", "average": "mean"}):
+        with pytest.raises(ValueError, match="aggregate must be mean, sum or rows, or a NamedTuple of these.*found"):
+            kinds(toy_amp(aggregate=several))
 
 
 def test_a_round_needs_a_state_for_every_visit():
