@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.one_broken import build
-from helpers.toys import distance, identical, initial_states, on_disk, toy
+from helpers.toys import distance, identical, initial_states, on_disk, toy, toy_of
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
@@ -185,6 +185,44 @@ def test_labels_and_shapes_that_a_visit_carries_are_checked():
                 [algorithm.init_client(visit.info)],
                 [ClientData(wrong_x, wrong_y, visit.info, visit.key)],
             )
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+@pytest.mark.parametrize("make", slow_but(["local", "tff"], "local"))
+def test_labels_may_be_any_integers(request, make, dtype):
+    """As uint8, in which many files have them, they ended in an error of TensorFlow that named no client."""
+    if make == "tff":
+        request.getfixturevalue("tff")
+    data = toy(dtype="float32")
+    algorithm = build_algorithm("fedavg", data.model, data.population, steps=3)
+    made, states = visits(algorithm, 1, data.ids), list(initial_states(algorithm, data.population).values())
+
+    def after(labels):
+        specs = (SPECS[0], tf.TensorSpec([None], labels))
+        engine = Simulation(algorithm) if make == "local" else federate(algorithm, specs)
+        given = [
+            ClientData(data.data[v.info.client_id][0], data.data[v.info.client_id][1].astype(labels), *v) for v in made
+        ]
+        return engine.next(engine.initialize(), states, given).server
+
+    assert distance(after(dtype), after("int32")) == 0
+
+
+def test_targets_may_be_integers():
+    """Such as ages. They were told of classes 0..0."""
+    data = toy_of("regression", outputs=1)
+    algorithm = build_algorithm("fedavg", data.model, data.population, steps=3)
+    engine, (visit,) = Simulation(algorithm), visits(algorithm, 1, [0])
+    x, ages = data.data[0][0], np.array([[31], [70], [18], [44], [90], [25]])
+
+    def after(y):
+        return engine.next(engine.initialize(), [algorithm.init_client(visit.info)], [ClientData(x, y, *visit)]).server
+
+    assert distance(after(ages), after(ages.astype(float))) == 0
+    with pytest.raises(
+        InvalidArgument, match=r"client 0 has targets of shape \(6,\): they must be finite numbers \[N, 1\]"
+    ):
+        after(ages[:, 0])
 
 
 def test_things_of_other_types_are_refused_by_name(algorithm, federation):

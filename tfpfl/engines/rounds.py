@@ -225,7 +225,7 @@ def check_carried(model: Any, visits: list) -> None:
     for visit in visits:
         if isinstance(visit, ClientData) and not isinstance(visit.x, tf.data.Dataset):
             check_class_ids(model, visit)
-            check_examples(visit)
+            check_examples(visit if model.kind.label.is_classes else visit._replace(y=np.asarray(visit.y, float)))
             check_shape(model, visit)
             check_whole(model, visit.x, int(visit.info.client_id))
 

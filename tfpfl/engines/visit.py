@@ -306,7 +306,12 @@ def room_of(algorithm: Algorithm, federation, held_out: Sequence[str]) -> dict:
     return {s: (int(federation.num_examples(s)[population.client_ids].max()), columns) for s in held_out}
 
 
-ARRAYS = Readers(lambda data: (data.x, data.y), {})  # for visits that are `ClientData` and carry their examples
+def _carried(data: ClientData) -> tuple:
+    """The examples that a visit carries. Classes are int32 then, whatever integers they came as, such as uint8."""
+    return data.x, tf.cast(data.y, tf.int32) if data.y.shape.rank == 1 else data.y
+
+
+ARRAYS = Readers(_carried, {})  # for visits that are `ClientData` and carry their examples
 
 
 def structure_of(function, *specs):

@@ -176,7 +176,7 @@ def visit_type_and_readers(algorithm, data, held_out):
                     "the backbone takes whole numbers (such as tokens for an Embedding), but the examples' type is "
                     f"{data[0].dtype.name}: give x as a tf.TensorSpec of integers"
                 )
-            as_floats = Readers(lambda visit: (tf.cast(visit.x, dtype), visit.y), {})
+            as_floats = Readers(lambda visit: ARRAYS.train(visit._replace(x=tf.cast(visit.x, dtype))), {})
             return tff_type(ClientData(*data, info_spec(dtype), key)), as_floats
         return tff_type(ClientData(*data, info_spec(dtype), key)), ARRAYS
     raise InvalidArgument(
