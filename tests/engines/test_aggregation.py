@@ -61,7 +61,7 @@ def toy_amp(**changes):
     model = SplitModel(backbone("float32"))
     parts = {
         "model": model,
-        "population": Population([2] * 4, [1000] * 4, client_ids=IDS),
+        "population": Population([1] * 4, [1000] * 4, client_ids=IDS),
         "init_server": init_server,
         "init_client": lambda info: tf.constant(0),
         "message": lambda server, client_id: server.table[client_id],
@@ -151,7 +151,11 @@ def test_where_all_weights_are_0_the_server_stays(start_engine, kind):
 def test_metrics_of_the_cohort_are_means_by_examples_and_sums_of_bytes(start_engine):
     algorithm = toy_amp(population=Population([2, 6, 1, 1], [1000] * 4, client_ids=IDS))
     engine = start_engine(algorithm)
-    visits = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 3, 1.0, 8)]
+    of_one = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 3, 1.0, 8)]
+    more = [int(v.info.num_examples) - 1 for v in of_one]  # examples of zeros
+    visits = [
+        v._replace(x=tf.pad(v.x, [[0, n], [0, 0]]), y=tf.pad(v.y, [[0, n]])) for v, n in zip(of_one, more, strict=True)
+    ]
     metrics = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits).metrics
     assert float(metrics["loss"]) == (2 * 4 + 6 * 8) / 8
     assert (int(metrics["clients"]), int(metrics["examples"]), int(metrics["finite"])) == (2, 8, 2)

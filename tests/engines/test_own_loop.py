@@ -135,6 +135,7 @@ def test_examples_that_a_visit_carries_are_checked(request, name, make):
         ((x, y - 1), "client 0 has labels -1..1"),
         ((x + np.float32("nan"), y), "client 0 has examples that are not finite"),
         ((x, y[:2]), "client 0 has 6 examples and 2 labels"),
+        ((x[:4], y[:4]), "client 0 has 4 examples, but 6 in the population.*Give tfpfl.Population the numbers"),
     ):
         with pytest.raises(InvalidArgument, match=why):
             engine.next(server, [state], [ClientData(*wrong, info, key)])
