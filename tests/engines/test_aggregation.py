@@ -10,6 +10,7 @@ from helpers.marks import slow_but
 from helpers.toys import backbone, distance, identical
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
 from tfpfl.algorithms.transforms import screened
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
@@ -173,6 +174,25 @@ def test_a_client_that_is_not_finite_is_counted(start_engine):
     output = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits)
     assert int(output.metrics["finite"]) == 1
     assert [int(m["finite"]) for m in output.client_metrics] == [1, 0]
+
+
+def test_metrics_have_any_name_that_a_round_does_not_use(start_engine):
+    """'head_loss' was left out of the round's metrics, and by one called 'examples' all means were divided."""
+    plain = toy_amp()
+
+    def named(name):
+        def client_update(row, visits, data):
+            output = plain.client_update(row, visits, data)
+            return output._replace(metrics=output.metrics | {name: 3 * output.metrics["loss"]})
+
+        engine = start_engine(plain._replace(client_update=client_update))
+        return engine.next(engine.initialize(), [tf.constant(0)], [visit(plain, 1, 1.0, 4)]).metrics
+
+    for name in ("head_loss", "my_examples", "test"):
+        assert float(named(name)[name]) == 12
+    for name in ("examples", "clients", "round", "test_loss"):
+        with pytest.raises(InvalidArgument, match=f"cannot be called {name!r}: a round has something else"):
+            named(name)
 
 
 @pytest.mark.parametrize("weight", [0.1, np.float64(0.1), 2])
