@@ -147,6 +147,7 @@ class Training:
             )
         server = self._saved_state()
         self.store.check_size(server)
+        self.stop_reason = None  # of an earlier call; a callback that still wants to stop says so when it starts
         with ExitStack() as started:
             for callback in self.callbacks:
                 callback.start(self, rounds)
