@@ -132,6 +132,8 @@ def test_value_and_gradient_of_a_structure_with_an_unused_part():
         ({"steps": 0}, "steps must be at least 1, found 0"),
         ({"epochs": -1}, "epochs must be at least 1, found -1"),
         ({"batch_size": 0}, "batch_size must be at least 1, found 0"),
+        ({"steps": 2.0}, "steps must be a whole number, found 2.0"),
+        ({"epochs": 1, "batch_size": 4.5}, "batch_size must be a whole number, found 4.5"),
         ({"steps": 1, "epochs": 1}, "in steps or in epochs, not both; found steps=1, epochs=1"),
         ({"eta": -0.1}, "eta must be a finite number >= 0, found -0.1"),
         ({"eta": float("nan")}, "eta must be a finite number >= 0, found nan"),

@@ -180,6 +180,18 @@ def test_updates_are_averaged_with_the_losses_before_the_visit(data, name):
     assert distance(after.own, plain.step(server, mean, 1.0)) < 1e-12
 
 
+def test_a_weight_of_integers_is_multiplied_as_a_number(data):
+    """l_i^q was cut down to a whole number, often 0, where a method's weight is N_i as an int32."""
+    plain = fedavg(data.model, data.population, eta=0.1, steps=2)
+
+    def client_update(message, state, its):
+        return plain.client_update(message, state, its)._replace(weight=its.info.num_examples)
+
+    (wanted,), _ = play(with_objective(plain, "fair:2"), data, [EVERYONE])
+    (found,), _ = play(with_objective(plain._replace(client_update=client_update), "fair:2"), data, [EVERYONE])
+    assert distance(found, wanted) < 1e-12
+
+
 def test_a_loss_of_0_gives_no_nan(data):
     """0^0.5 has no derivative at 0, but only its value is used; a loss counts as at least 1e-30."""
     algorithm = with_objective(fedavg(data.model, data.population, steps=1), "fair:0.5")

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfpfl
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Fold, ModelKey, Stream, entropy, generator
 
 PACKAGE = Path(tfpfl.__file__).parent
@@ -72,6 +73,15 @@ def test_saved_runs_and_federations_rely_on_these_numbers():
 def test_negative_numbers_are_refused(seed, index):
     with pytest.raises(ValueError, match="-1"):
         entropy(seed, Stream.COHORT, index)
+
+
+@pytest.mark.parametrize(("seed", "index"), [(0.5, 0), ("1", 0), (0, 1.5)])
+def test_what_is_no_whole_number_is_refused(seed, index):
+    """Seeds 0.1 and 0.5 were both 0."""
+    with pytest.raises(InvalidArgument, match="must be whole numbers, found seed"):
+        entropy(seed, Stream.COHORT, index)
+    same = entropy(np.int64(3), Stream.COHORT, np.int32(2)).generate_state(1)
+    assert same == entropy(3, Stream.COHORT, 2).generate_state(1)
 
 
 def test_no_generator_starts_elsewhere():

@@ -9,6 +9,8 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.toys import backbone, distance, identical
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
+from tfpfl.algorithms.transforms import screened
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
@@ -60,7 +62,7 @@ def toy_amp(**changes):
     model = SplitModel(backbone("float32"))
     parts = {
         "model": model,
-        "population": Population([2] * 4, [1000] * 4, client_ids=IDS),
+        "population": Population([1] * 4, [1000] * 4, client_ids=IDS),
         "init_server": init_server,
         "init_client": lambda info: tf.constant(0),
         "message": lambda server, client_id: server.table[client_id],
@@ -150,7 +152,11 @@ def test_where_all_weights_are_0_the_server_stays(start_engine, kind):
 def test_metrics_of_the_cohort_are_means_by_examples_and_sums_of_bytes(start_engine):
     algorithm = toy_amp(population=Population([2, 6, 1, 1], [1000] * 4, client_ids=IDS))
     engine = start_engine(algorithm)
-    visits = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 3, 1.0, 8)]
+    of_one = [visit(algorithm, 1, 1.0, 4), visit(algorithm, 3, 1.0, 8)]
+    more = [int(v.info.num_examples) - 1 for v in of_one]  # examples of zeros
+    visits = [
+        v._replace(x=tf.pad(v.x, [[0, n], [0, 0]]), y=tf.pad(v.y, [[0, n]])) for v, n in zip(of_one, more, strict=True)
+    ]
     metrics = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits).metrics
     assert float(metrics["loss"]) == (2 * 4 + 6 * 8) / 8
     assert (int(metrics["clients"]), int(metrics["examples"]), int(metrics["finite"])) == (2, 8, 2)
@@ -170,11 +176,81 @@ def test_a_client_that_is_not_finite_is_counted(start_engine):
     assert [int(m["finite"]) for m in output.client_metrics] == [1, 0]
 
 
+def test_metrics_have_any_name_that_a_round_does_not_use():
+    """'head_loss' was left out of the round's metrics, and by one called 'examples' all means were divided."""
+    plain = toy_amp()
+
+    def named(name):
+        def client_update(row, visits, data):
+            output = plain.client_update(row, visits, data)
+            return output._replace(metrics=output.metrics | {name: 3 * output.metrics["loss"]})
+
+        engine = Simulation(plain._replace(client_update=client_update))
+        return engine.next(engine.initialize(), [tf.constant(0)], [visit(plain, 1, 1.0, 4)]).metrics
+
+    for name in ("head_loss", "my_examples"):
+        assert float(named(name)[name]) == 12
+    for name in ("examples", "clients", "round", "test_loss"):
+        with pytest.raises(InvalidArgument, match=f"cannot be called {name!r}: a round has something else"):
+            named(name)
+
+
+@pytest.mark.parametrize("weight", slow_but([0.1, np.float64(0.3), 2], 0.1), ids=["float", "NumPy", "int"])
+def test_a_weight_and_metrics_may_be_numbers_of_python(start_engine, weight):
+    """They ended in an error of Python. In a float64 model, a weight keeps its digits."""
+    model = SplitModel(backbone("float64"))
+
+    def client_update(row, visits, data):
+        y = tf.cast(tf.reduce_sum(data.y), tf.float64)
+        return ClientOutput(y, weight, visits, {"loss": y, "half": 0.5})
+
+    def server_update(server, total, weights):
+        return tf.stack([total, tf.cast(weights, tf.float64)])
+
+    algorithm = toy_amp(
+        model=model,
+        init_server=lambda: tf.zeros([2], tf.float64),
+        message=lambda server: server,
+        client_update=client_update,
+        server_update=server_update,
+        aggregate="sum",
+    )
+    for made in (algorithm, screened(algorithm)):
+        engine = start_engine(made)
+        info = [algorithm.population.info(i, np.float64) for i in (1, 4)]
+        visits = [
+            visit(algorithm, i, 1.0, y)._replace(info=its) for i, its, y in zip((1, 4), info, (4, 6), strict=True)
+        ]
+        output = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits)
+        np.testing.assert_allclose(output.server, [10 * weight, 2 * weight], rtol=1e-12 if made is algorithm else 1e-7)
+        assert float(output.metrics["half"]) == 0.5 and int(output.metrics["finite"]) == 2
+
+
+@pytest.mark.parametrize("kind", slow_but(["sum", "mean"], "sum"))
+def test_integers_of_an_update_are_weighed_like_other_numbers(start_engine, kind):
+    """A weight below 1 was cut down to 0 for them, so that the server got 0."""
+
+    def client_update(row, visits, data):
+        return ClientOutput(tf.reduce_sum(data.y), tf.reduce_sum(data.x), visits, {"loss": tf.zeros([])})
+
+    def server_update(server, found):
+        return server._replace(average={"y": tf.cast(found, tf.float32)})
+
+    engine = start_engine(toy_amp(client_update=client_update, server_update=server_update, aggregate=kind))
+    cohort = [(1, 0.5, 4), (4, 0.25, 7)]
+    output = engine.next(engine.initialize(), [tf.constant(0)] * 2, [visit(toy_amp(), *v) for v in cohort])
+    wanted = 0.5 * 4 + 0.25 * 7
+    assert abs(float(output.server.average["y"]) - (wanted if kind == "sum" else wanted / 0.75)) < 1e-6
+
+
 def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():
     with pytest.raises(ValueError, match="unknown aggregate 'median': one of mean, sum, rows"):
         kinds(toy_amp(aggregate="median"))
     with pytest.raises(ValueError, match="unknown aggregate 'median'"):
         kinds(toy_amp(aggregate=Update("rows", "median", "mean")))
+    for several in (("rows", "sum", "mean"), {"mine": "rows", "total": "sum", "average": "mean"}):
+        with pytest.raises(ValueError, match="aggregate must be mean, sum or rows, or a NamedTuple of these.*found"):
+            kinds(toy_amp(aggregate=several))
 
 
 def test_a_round_needs_a_state_for_every_visit():

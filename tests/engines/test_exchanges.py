@@ -73,7 +73,7 @@ def two_exchanges(**changes):
     model = SplitModel(backbone("float32"))
     parts = {
         "model": model,
-        "population": Population([2] * 4, WIDTHS, client_ids=IDS),
+        "population": Population([1] * 4, WIDTHS, client_ids=IDS),
         "init_server": lambda: Server(tf.zeros([8, 2]), tf.zeros([2]), tf.zeros([2]), tf.constant(0)),
         "init_client": lambda info: (tf.constant(0), tf.zeros([info.num_classes])),
         "message": lambda server: server.total,

@@ -135,6 +135,7 @@ def test_examples_that_a_visit_carries_are_checked(request, name, make):
         ((x, y - 1), "client 0 has labels -1..1"),
         ((x + np.float32("nan"), y), "client 0 has examples that are not finite"),
         ((x, y[:2]), "client 0 has 6 examples and 2 labels"),
+        ((x[:4], y[:4]), "client 0 has 4 examples, but 6 in the population.*Give tfpfl.Population the numbers"),
     ):
         with pytest.raises(InvalidArgument, match=why):
             engine.next(server, [state], [ClientData(*wrong, info, key)])
@@ -199,6 +200,27 @@ def test_targets_that_a_visit_carries_may_be_integers():
     for wrong in (y[:, 0].astype("int64"), np.zeros(len(y), "int64")):
         with pytest.raises(InvalidArgument, match=r"client 0 has targets of shape \(6,\): they must be .* \[N, 2\]"):
             simulation.next(server, [()], [visit._replace(y=wrong)])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+@pytest.mark.parametrize("make", slow_but(["local", "tff"], "local"))
+def test_labels_may_be_any_integers(request, make, dtype):
+    """As uint8, in which many files have them, they ended in an error of TensorFlow that named no client."""
+    if make == "tff":
+        request.getfixturevalue("tff")
+    data = toy(dtype="float32")
+    algorithm = build_algorithm("fedavg", data.model, data.population, steps=3)
+    made, states = visits(algorithm, 1, data.ids), list(initial_states(algorithm, data.population).values())
+
+    def after(labels):
+        specs = (SPECS[0], tf.TensorSpec([None], labels))
+        engine = Simulation(algorithm) if make == "local" else federate(algorithm, specs)
+        given = [
+            ClientData(data.data[v.info.client_id][0], data.data[v.info.client_id][1].astype(labels), *v) for v in made
+        ]
+        return engine.next(engine.initialize(), states, given).server
+
+    assert distance(after(dtype), after("int32")) == 0
 
 
 def test_things_of_other_types_are_refused_by_name(algorithm, federation):

@@ -180,6 +180,8 @@ def test_data_that_clients_cannot_be_given(tff, algorithm, federation):
     element = {"pixels": specs[0], "label": specs[1]}
     with pytest.raises(ValueError, match=r"found the keys \['label', 'pixels'\]"):
         federate(algorithm, tf.data.DatasetSpec(element))
+    with pytest.raises(ValueError, match=r"labels .* must be integers.*found float32, which would be cut down"):
+        federate(algorithm, tf.data.DatasetSpec((specs[0], tf.TensorSpec([None], tf.float32))))
 
 
 def test_without_tff_the_error_says_what_to_do(monkeypatch, algorithm, federation):

@@ -11,6 +11,8 @@ import tensorflow as tf
 from rich.console import Console
 
 from helpers import small_runs as runs
+from helpers.one_broken import build
+from helpers.toys import on_disk
 from tfpfl.runs.callbacks import Callback, EarlyStopping, Progress, TensorBoard
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore
@@ -81,6 +83,21 @@ def test_a_callback_stops_a_run_with_a_reason(federation, tmp_path):
 
     run = runs.train(tmp_path / "run", federation, [Stop()], rounds=5)
     assert run.stop_reason == "enough" and len(runs.saved(run.folder)["history"]) == 2
+
+
+def test_a_training_that_was_stopped_goes_on_when_it_is_called_again(tmp_path):
+    """It did nothing, without a word."""
+
+    class Stop(Callback):
+        def round(self, training, row):
+            training.stop_reason = "enough" if row["round"] == 2 else None
+
+    federation = on_disk(tmp_path / "federation")
+    training = Training(build("fedsgd", federation), federation, splits=(), callbacks=[Stop()])
+    training.run(4)
+    assert (training.store.round_num, training.stop_reason) == (2, "enough")
+    training.run(4)
+    assert (training.store.round_num, training.stop_reason) == (4, None)
 
 
 @pytest.mark.slow

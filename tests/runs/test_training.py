@@ -231,8 +231,9 @@ def test_bad_arguments(federation):
         Training(algorithm, federation, evaluate_every=-1)
     with pytest.raises(ValueError, match="rounds must be at least 1, found 0"):
         Training(algorithm, federation).run(0)
-    with pytest.raises(ValueError, match="rounds must be a number, found '2'"):
-        Training(algorithm, federation).run("2")
+    for rounds in ("2", 2.5):
+        with pytest.raises(ValueError, match=f"rounds must be a whole number, found {rounds!r}"):
+            Training(algorithm, federation).run(rounds)
 
 
 @pytest.mark.slow

@@ -103,9 +103,9 @@ class Algorithm(NamedTuple):
     state, aggregate, total weight) if it needs the sum of the weights of the clients whose updates arrived; with
     weights 1 this is their number r. Code that runs or wraps an algorithm calls `step`, which knows both forms.
 
-    `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (all updates, as `Rows`); or a structure of these, with
-    the top-level fields of the update. `matrices` gives matrices between clients, such as attention weights, which a
-    run saves at every evaluation. Their rows and columns are in the order of `population.client_ids`.
+    `aggregate` is 'mean' (weighted), 'sum' (weighted) or 'rows' (all updates, as `Rows`); or a NamedTuple of these,
+    with the top-level fields of the update. `matrices` gives matrices between clients, such as attention weights, which
+    a run saves at every evaluation. Their rows and columns are in the order of `population.client_ids`.
 
     `global_model` is the one whole model that some methods keep for everyone besides the personal models. It is None if
     there is no such model, or if `personal_model` is this model. `adapt` starts from the model with which a new client
@@ -206,9 +206,14 @@ def kinds(algorithm: Algorithm) -> list:
     """The kinds of aggregate in `algorithm.aggregate`: a list of one, or of one for each top-level field of the update.
 
     Raises:
-        InvalidArgument: a kind is not 'mean', 'sum' or 'rows'.
+        InvalidArgument: a kind is not 'mean', 'sum' or 'rows', or several are not in a NamedTuple.
     """
     spec = algorithm.aggregate
+    if not isinstance(spec, str) and not hasattr(spec, "_fields"):
+        raise InvalidArgument(
+            "aggregate must be mean, sum or rows, or a NamedTuple of these with the fields of the update: the server's "
+            f"aggregate has this type; found {type(spec).__name__} {spec!r}"
+        )
     found = [spec] if isinstance(spec, str) else list(spec)
     for kind in found:
         if kind not in KINDS:

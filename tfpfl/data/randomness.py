@@ -104,8 +104,11 @@ def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:
 
     Raises:
         ValueError: the seed or the index is negative.
+        InvalidArgument: they are no whole numbers.
     """
-    seed, index = int(seed), int(index)
+    given, (seed, index) = (seed, index), (int(seed), int(index))
+    if given != (seed, index):
+        raise InvalidArgument(f"seed, round and client must be whole numbers, found seed {given[0]!r} and {given[1]!r}")
     if seed < 0 or index < 0:
         raise ValueError(f"seed, round and client must not be negative, found seed {seed} and round or client {index}")
     if stream == Stream.SOURCE:

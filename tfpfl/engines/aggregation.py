@@ -20,11 +20,21 @@ def contribution(algorithm: Algorithm, output: ClientOutput) -> Contribution:
     """Splits one client's update into weighted parts to add and rows to stack."""
     whole = isinstance(algorithm.aggregate, str)
     parts = list(zip(kinds(algorithm), [output.update] if whole else output.update, strict=True))
+    times = weighted if algorithm.sent is None else tree.scale  # what `sent` makes stays of integers; its weight is 1
     return Contribution(
-        sums=tuple(tree.scale(output.weight, part) for kind, part in parts if kind != "rows"),
+        sums=tuple(times(output.weight, part) for kind, part in parts if kind != "rows"),
         weight=output.weight,
         rows=tuple(part for kind, part in parts if kind == "rows"),
     )
+
+
+def weighted(weight: Any, part: Any) -> Any:
+    """A part of an update times the weight. Integers get the weight's dtype: in theirs, a weight of 0.5 would be 0."""
+
+    def real(x: Any) -> Any:
+        return tf.cast(x, weight.dtype) if x.dtype.is_integer and weight.dtype.is_floating else x
+
+    return tree.scale(weight, tf.nest.map_structure(real, part))
 
 
 def finish(algorithm: Algorithm, total: Contribution, client_ids: Any) -> Any:

@@ -136,7 +136,7 @@ def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -
         whole = one_pass.join(one_pass.theta(message), output.update)
         output = checked(algorithm, message, output, found, update=whole)
         sums = metric_contribution(output.metrics, visit.info.num_examples)
-        rest, dphi = tree.scale(output.weight, (output.update, dphi))
+        rest, dphi = aggregation.weighted(output.weight, (output.update, dphi))
         return _vectors(output.state), output.metrics, dphi, (rest, output.weight, sums)
 
     def work(message, packed, visits):

@@ -220,12 +220,13 @@ def check_carried(model: Any, visits: list) -> None:
         visits: `Visit`s or `ClientData`.
 
     Raises:
-        InvalidArgument: see `check_class_ids`, `check_examples`, `check_shape` and `check_whole`.
+        InvalidArgument: see `check_class_ids`, `check_examples`, `check_num_examples`, `check_shape` and `check_whole`.
     """
     for visit in visits:
         if isinstance(visit, ClientData) and not isinstance(visit.x, tf.data.Dataset):
             check_class_ids(model, visit)
             check_examples(visit, model.kind.label.is_classes)
+            check_num_examples(visit)
             check_shape(model, visit)
             check_whole(model, visit.x, int(visit.info.client_id))
 
@@ -241,6 +242,20 @@ def check_class_ids(model: Any, data: ClientData) -> None:
         raise InvalidArgument(
             f"client {int(data.info.client_id)} has labels of shape {y.shape} and type {y.dtype}: they must be "
             "integers [N], one class for each example. For one-hot rows give labels.argmax(1)"
+        )
+
+
+def check_num_examples(data: ClientData) -> None:
+    """Checks that a client was given as many examples as it has in the population.
+
+    Raises:
+        InvalidArgument: it was given more or fewer: its weight in means is made of the other number.
+    """
+    client, found, wanted = int(data.info.client_id), len(data.y), int(data.info.num_examples)
+    if found != wanted:
+        raise InvalidArgument(
+            f"client {client} has {found} examples, but {wanted} in the population, and is weighed by these. Give "
+            "tfpfl.Population the numbers of examples that the visits carry"
         )
 
 

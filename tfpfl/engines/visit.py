@@ -3,6 +3,7 @@
 `client_work` trains, `evaluation_work` scores, `server_step` updates the server; the rest are their types and parts.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ from tfpfl.models.losses import logits
 from tfpfl.models.weights import Head, Weights
 
 GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations
+HELD_OUT = re.compile("(train|validation|test)_(correct|examples|loss|score|logits|outputs)")  # scores of a client
+OF_THE_ROUND = ("clients", "examples", "finite", "round", "seconds", "dropped", "late", "virtual_seconds")
 EVALUATION_CHUNK = 512  # examples at a time, so that evaluating a client with many examples does not need more memory
 
 
@@ -120,9 +123,11 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
         held_out: {split: scores} of the model that the client holds right after its local work; {} for none.
         update: the whole update, if `output.update` is only a part of it.
     """
+    check_names(output.metrics)
     spec = client_state_spec(algorithm)
     state = tf.nest.map_structure(lambda t, s: tf.ensure_shape(t, s.shape), output.state, spec)
     finite = tree.all_finite((output.update, state, output.metrics, output.weight))
+    weight = output.weight if tf.is_tensor(output.weight) else tree.as_dtype(output.weight, algorithm.model.dtype)
     metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
     metrics |= {
         "finite": tf.cast(finite, tf.int32),
@@ -130,7 +135,22 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
         "bytes_up": metrics.get("bytes_up", tree.num_bytes(output.update if update is None else update)),
     }
     metrics |= by_split(held_out)
-    return output._replace(state=state, metrics=OrderedDict(sorted(metrics.items())))
+    return output._replace(state=state, weight=weight, metrics=OrderedDict(sorted(metrics.items())))
+
+
+def check_names(metrics: dict) -> None:
+    """Checks that a client's metrics have names of their own.
+
+    Raises:
+        InvalidArgument: a name is that of something that the engine or the training says of a round. The metric would
+            take its place, and means are divided by the round's 'examples'.
+    """
+    for name in metrics:
+        if name in OF_THE_ROUND or HELD_OUT.fullmatch(name):
+            raise InvalidArgument(
+                f"a metric of client_update cannot be called {name!r}: a round has something else of this name. Choose "
+                f"another one; taken are {', '.join(OF_THE_ROUND)} and the held-out scores, such as test_loss"
+            )
 
 
 def as_sent(algorithm: Algorithm, state, output: ClientOutput, visit) -> ClientOutput:
@@ -159,9 +179,7 @@ def metric_contribution(metrics: dict, num_examples) -> OrderedDict:
             value = value > 0
         if name.startswith("bytes_") or name in ("finite", "rejected"):
             summed[name] = tf.cast(value, tf.int64)
-        elif not name.endswith(
-            ("_correct", "_examples", "_loss", "_score", "_logits", "_outputs")
-        ):  # held-out scores are averaged by the evaluation
+        elif not HELD_OUT.fullmatch(name):  # those are averaged by the evaluation
             summed[name] = weight * tf.cast(value, tf.float64)
     return summed
 
@@ -305,7 +323,12 @@ def room_of(algorithm: Algorithm, federation, held_out: Sequence[str]) -> dict:
     return {s: (int(federation.num_examples(s)[population.client_ids].max()), columns) for s in held_out}
 
 
-ARRAYS = Readers(lambda data: (data.x, data.y), {})  # for visits that are `ClientData` and carry their examples
+def _carried(data: ClientData) -> tuple:
+    """The examples that a visit carries. Classes are int32 then, whatever integers they came as, such as uint8."""
+    return data.x, tf.cast(data.y, tf.int32) if data.y.shape.rank == 1 else data.y
+
+
+ARRAYS = Readers(_carried, {})  # for visits that are `ClientData` and carry their examples
 
 
 def structure_of(function, *specs):

@@ -107,7 +107,8 @@ def all_finite(a: Tree) -> Tensor:
 
     It is also false if the sum of one tensor overflows.
     """
-    checks = [tf.math.is_finite(tf.reduce_sum(x)) for x in tf.nest.flatten(a) if x.dtype.is_floating]
+    leaves = map(tf.convert_to_tensor, tf.nest.flatten(a))  # a client's weight and metrics may be numbers of Python
+    checks = [tf.math.is_finite(tf.reduce_sum(x)) for x in leaves if x.dtype.is_floating]
     return tf.reduce_all(tf.stack(checks)) if checks else tf.constant(True)
 
 

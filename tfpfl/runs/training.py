@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.schedule import at_round
 from tfpfl.algorithms.transforms.screening import REASONS
-from tfpfl.checks import InvalidArgument, TfpflError, check_numbers, traced_by_design
+from tfpfl.checks import InvalidArgument, TfpflError, traced_by_design
 from tfpfl.data.client_names import number_and_name
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.federation import Federation
@@ -136,10 +136,11 @@ class Training:
             MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
             StoreError: a round could not be saved, the store holds states of another algorithm, or the state is too
                 large for it.
-            InvalidArgument: `rounds` is less than 1 or no number, or there is an aggregator and not the TFF engine on
+            InvalidArgument: `rounds` is less than 1 or no int, or there is an aggregator and not the TFF engine on
                 one worker.
         """
-        check_numbers(rounds=rounds)
+        if not isinstance(rounds, int | np.integer):
+            raise InvalidArgument(f"rounds must be a whole number, found {rounds!r}")
         if rounds < 1:
             raise InvalidArgument(f"rounds must be at least 1, found {rounds}")
         if self.aggregator is not None and (self.engine != "tff" or self.machines.workers):
@@ -149,6 +150,7 @@ class Training:
             )
         server = self._saved_state()
         self.store.check_size(server)
+        self.stop_reason = None  # of an earlier call; a callback that still wants to stop says so when it starts
         with ExitStack() as started:
             for callback in self.callbacks:
                 callback.start(self, rounds)

@@ -170,8 +170,8 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
         a tuple. `first` is the number of the first epoch; the shuffles depend on it.
 
     Raises:
-        InvalidArgument: steps and epochs are both given; one of them is below `at_least`; batch_size is below 1; or
-            straggler is outside [0, 1].
+        InvalidArgument: steps and epochs are both given; one of them is below `at_least`; batch_size is below 1; one of
+            these is no whole number; or straggler is outside [0, 1].
     """
     if steps is None and epochs is None:
         steps = 50
@@ -180,6 +180,8 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
         raise InvalidArgument(f"give the local work in steps or in epochs, not both; found {found}")
     work = {f"steps{suffix}": (steps, at_least), f"epochs{suffix}": (epochs, at_least), "batch_size": (batch_size, 1)}
     for name, (value, low) in work.items():
+        if value is not None and not isinstance(value, int | np.integer):
+            raise InvalidArgument(f"{name} must be a whole number, found {value!r}: write it as an int")
         if value is not None and value < low:
             raise InvalidArgument(f"{name} must be at least {low}, found {value}")
     check_fractions(straggler=straggler)

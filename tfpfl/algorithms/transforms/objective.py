@@ -118,7 +118,7 @@ class _Weighted:
         loss = self.loss(self.start(message, state, data), data.x, data.y)
         output, times = self.algorithm.client_update(message, state, data), weight_of(loss)
         if normed:
-            return output._replace(weight=tree.as_dtype(times, output.weight.dtype) * output.weight), loss
+            return output._replace(weight=times * tree.as_dtype(output.weight, times.dtype)), loss
         return output._replace(update=tree.scale(times, output.update)), loss
 
     def start(self, message: Any, state: Any, data: Any) -> Any:

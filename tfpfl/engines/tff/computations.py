@@ -155,7 +155,8 @@ def visit_type_and_readers(algorithm, data, held_out):
 
     Raises:
         InvalidArgument: `data` is of none of the three kinds; held-out splits are asked for without a Federation; or
-            the backbone takes whole numbers and the examples are others.
+            the backbone takes whole numbers and the examples are others. Where the readers are traced: a dataset has
+            labels that are no integers.
     """
     dtype = algorithm.model.dtype
     if hasattr(data, "reader"):
@@ -175,7 +176,7 @@ def visit_type_and_readers(algorithm, data, held_out):
                     "the backbone takes whole numbers (such as tokens for an Embedding), but the examples' type is "
                     f"{data[0].dtype.name}: give x as a tf.TensorSpec of integers"
                 )
-            as_floats = Readers(lambda visit: (tf.cast(visit.x, dtype), visit.y), {})
+            as_floats = Readers(lambda visit: ARRAYS.train(visit._replace(x=tf.cast(visit.x, dtype))), {})
             return tff_type(ClientData(*data, info_spec(dtype), key)), as_floats
         return tff_type(ClientData(*data, info_spec(dtype), key)), ARRAYS
     raise InvalidArgument(
@@ -194,6 +195,11 @@ def _read_dataset(model):
                     f"a client's dataset must have elements (x, y) or {{'x', 'y'}}; found the keys {sorted(spec)}"
                 )
             dataset, spec = dataset.map(lambda e: (e["x"], e["y"])), (spec["x"], spec["y"])
+        if model.kind.label.is_classes and spec[1].dtype.is_floating:
+            raise InvalidArgument(
+                f"labels of a client's dataset must be integers, one class for each example; found {spec[1].dtype.name}"
+                ", which would be cut down to whole numbers. For one-hot rows give tf.argmax(y, -1)"
+            )
         one = tf.nest.flatten(model.example_spec())[0]
         if tf.nest.flatten(spec[0])[0].shape.rank == one.shape.rank:
             dataset = dataset.unbatch()
