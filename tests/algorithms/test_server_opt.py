@@ -13,7 +13,7 @@ from helpers.rounds import nothing_arrives, play, shared
 from helpers.toys import distance, identical, initial_states, on_disk, toy, visits_by_id
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.parts import adam, sgd
-from tfpfl.algorithms.transforms import median, screened, server_optimized
+from tfpfl.algorithms.transforms import median, scheduled, screened, server_optimized
 from tfpfl.algorithms.transforms.server_optimizer import SERVER_OPTIMIZERS, Optimized, adds_mean
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
@@ -85,6 +85,13 @@ def test_the_transform_refuses_a_server_that_does_something_else(data, name, hyp
     algorithm = build_algorithm(name, data.model, data.population, **hyper)
     with pytest.raises(ValueError, match=why):
         server_optimized(algorithm, server_opt="adam")
+
+
+def test_a_schedule_goes_around_it(data):
+    algorithm = build_algorithm("fedavg", data.model, data.population)
+    with pytest.raises(ValueError, match=r"scheduled\(server_optimized\(\.\.\.\)\), not the other way round"):
+        server_optimized(scheduled(algorithm, "cosine:0:20"), server_opt="adam")
+    scheduled(server_optimized(algorithm, server_opt="adam"), "cosine:0:20")
 
 
 def by_hand(name, w, deltas, eta, beta_1=0.9, beta_2=0.99, tau=0.001):

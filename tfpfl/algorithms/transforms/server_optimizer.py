@@ -136,7 +136,10 @@ def check_adds_mean(algorithm: Algorithm) -> None:
     elif algorithm.aggregate != "mean":
         why = f"the server gets {algorithm.aggregate!r} of the updates, not one mean"
     else:
-        why = "the server does not just add the mean: it has a rate, an optimizer or a rule of its own"
+        why = (
+            "the server does not just add the mean: it has a rate, an optimizer or a rule of its own, or a schedule "
+            "(make scheduled(server_optimized(...)), not the other way round)"
+        )
     raise InvalidArgument(
         f"server_opt and server_eta are for methods whose server adds the mean of the updates to its state "
         f"(aggregate='mean' and server_update=tfpfl.models.tree.add); here {why}. Leave them out, and use the method's "
