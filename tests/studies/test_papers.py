@@ -1,5 +1,6 @@
 """The papers' experiments: what is run, what the ledger says of it, and when it says that something holds."""
 
+import io
 import json
 import math
 import statistics
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from helpers.made_records import EVERYBODY, made
 from tfpfl.runs.config import RunConfig
@@ -164,7 +166,8 @@ def test_the_recorded_cell_of_fashion_mnist_does_not_agree():
     table = EXPERIMENTS["pflego-table1"]
     (one,) = [cell for cell in table.cells if (cell.column, cell.method) == ("Fashion-MNIST, 2", "pflego")]
     accuracies = [
-        {"seeds": {str(s): {"accuracy": {"pflego": [97.9 + s / 10, 1.61]}} for s in range(n)}} for n in (1, 3)
+        {"seeds": {str(s): {"rounds": 200, "accuracy": {"pflego": [97.9 + s / 10, 1.61]}} for s in range(n)}}
+        for n in (1, 3)
     ]
     assert one.published == Published(96.34, 0.43)
     assert [ledgers.agreement(table, one, found) for found in accuracies] == ["one seed", "above"]
@@ -183,7 +186,9 @@ def test_a_gain_is_not_compared_with_its_spread_over_clients():
     table = EXPERIMENTS["pgfed-tables3-4"]
     (one,) = [c for c in table.cells if (c.column, c.method) == ("CIFAR-10, 25", "fedavg")]
     assert one.published == Published(-8.99, 10.36)
-    near, far = ({"seeds": {str(s): {"gain over Local": [mean, 10.0]} for s in range(3)}} for mean in (-8.5, -3.0))
+    near, far = (
+        {"seeds": {str(s): {"rounds": 60, "gain over Local": [mean, 10.0]} for s in range(3)}} for mean in (-8.5, -3.0)
+    )
     assert ledgers.agreement(table, one, near) == "agrees" and ledgers.agreement(table, one, far) == "above"
 
 
@@ -218,6 +223,26 @@ def test_verdicts():
     assert ledger_tables.order_lines(TOY, cells) == [
         "digits: PFLEGO > FedAvg: **holds** (one seed; another may give another order)"
     ]
+
+
+def test_a_seed_with_fewer_rounds_than_another_counts_in_no_mean(toy):
+    """Half-trained models would pull the mean down, and widen its interval."""
+    cells = {"digits | pflego": seeds((90.0, 1.0), (70.0, 1.0), (80.0, 2.0)), "digits | fedavg": seeds((85.0, 1.0))}
+    shorter = cells["digits | pflego"]["seeds"]["1"]
+    shorter |= {"rounds": 50, "stopped": None}
+    mean, half = ledgers.value(TOY, cells["digits | pflego"])
+    assert (mean, half) == (85.0, pytest.approx(12.706204736432095 * 5))  # Student's t for the other two seeds
+    assert ledgers.verdicts(TOY, cells)[0].held == "holds"
+    said = "Left out of the means, since other seeds have more rounds: digits | pflego: seed 1 (50 rounds)."
+    for entry in [entry for found in cells.values() for entry in found["seeds"].values()]:
+        entry |= {"seconds": 1.0, "run": "a", "command": "c", "clients": None} | {"stopped": entry.get("stopped")}
+    console = Console(width=200, file=io.StringIO())
+    console.print(ledger_tables.table("toy", cells, title="A toy", experiment=TOY))
+    shown = " ".join(console.file.getvalue().split())
+    assert said in shown and "200 x 2" in shown
+    shorter["stopped"] = "early stopping"  # it came to its own end
+    assert ledgers.value(TOY, cells["digits | pflego"])[0] == 80.0
+    assert not ledgers.left_out(cells["digits | pflego"])
 
 
 def test_a_verdict_names_the_methods_that_it_was_told_without():
@@ -258,7 +283,7 @@ def test_gains_are_computed_when_local_comes_last_and_anew_when_it_changes(monke
         return folder
 
     monkeypatch.setattr(Record, "read", classmethod(lambda cls, folder: runs[folder.name]))
-    ledger = {ledgers.key(cells[method]): {"seeds": {"0": {}}} for method in ("fedper", "local")}
+    ledger = {ledgers.key(cells[method]): {"seeds": {"0": {"rounds": 2}}} for method in ("fedper", "local")}
     entry = ledger[ledgers.key(cells["fedper"])]["seeds"]["0"]
     ledgers.note_gains(ledger, table, column, 0, folder_of)
     assert ledgers.agreement(table, cells["fedper"], ledger[ledgers.key(cells["fedper"])]) == "no Local"
@@ -285,7 +310,7 @@ def test_two_seeds_do_not_widen_what_counts_as_near_the_best():
 
 def test_rounds_to_an_accuracy_that_a_seed_does_not_reach_have_no_mean():
     table = TOY._replace(measures="rounds to 70 %")
-    of = lambda *rounds: {"seeds": {str(i): {"rounds to 70 %": n} for i, n in enumerate(rounds)}}  # noqa: E731
+    of = lambda *rounds: {"seeds": {str(i): {"rounds": 60, "rounds to 70 %": n} for i, n in enumerate(rounds)}}  # noqa: E731
     assert ledgers.value(table, of(30, 40))[0] == 35 and ledgers.value(table, of(30, None)) is None
     assert ledgers.agreement(table, TOY.cells[0], of(30, None)) == "not reached"
 
@@ -490,16 +515,21 @@ def test_the_table_at_equal_cost_says_of_how_many_seeds():
     """A seed whose run ended before it had spent as much has no entry there."""
     experiment = TOY._replace(reference="pflego")
     ours, theirs = ({what: [8, accuracy, 1.0] for what in ("flops", "seconds")} for accuracy in (90.0, 80.0))
+    late = {"flops": [7, 82.0, 1.0]}
     cells = {
-        "digits | pflego": {"seeds": {str(seed): {"at equal cost": ours} for seed in range(3)}},
+        "digits | pflego": {"seeds": {str(seed): {"rounds": 8, "at equal cost": ours} for seed in range(3)}},
         "digits | fedavg": {
-            "seeds": {"0": {"at equal cost": theirs}, "1": {"at equal cost": {"flops": [7, 82.0, 1.0]}}}
+            "seeds": {str(seed): {"rounds": 9, "at equal cost": its} for seed, its in enumerate((theirs, late))}
         },
     }
     of = {row["method"]: row for row in equal_cost.rows(experiment, cells)}
     assert of["PFLEGO"]["flops"] == "90.00 ± 0.00 (8)" and of["PFLEGO"]["bytes"] == "-"
     assert of["FedAvg"]["flops"] == "81.00 ± 12.71 (7-8), 2 of 3 seeds"  # Student's t for 2: 12.706 sd / sqrt(2)
     assert of["FedAvg"]["seconds"] == "80.00 ± 1.00 (8), 1 of 3 seeds"
+    for seed in ("1", "2"):  # the reference has not come to its end there: its cost is another one
+        cells["digits | pflego"]["seeds"][seed]["rounds"] = 4
+    of = {row["method"]: row for row in equal_cost.rows(experiment, cells)}
+    assert of["PFLEGO"]["flops"] == "90.00 ± 1.00 (8)" and of["FedAvg"]["flops"] == "80.00 ± 1.00 (8)"
 
 
 @pytest.mark.slow

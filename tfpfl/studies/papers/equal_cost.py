@@ -92,13 +92,16 @@ def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
     """The table as rows: column, method, and for each cost the accuracy with its interval and the rounds.
 
     Accuracies are means over the seeds that have one; the interval is over clients for one seed, else over seeds. Where
-    the reference has more seeds, such as one whose cost this method did not reach, the text says so.
+    the reference has more seeds, such as one whose cost this method did not reach, the text says so. Seeds of which the
+    reference has fewer rounds than of others are left out: they are compared at another cost.
     """
     found = []
     for cell in experiment.cells:
-        seeds, reference = _noted(cells, cell), reference_of(experiment, cell)
+        reference = reference_of(experiment, cell)
+        whole = ledgers.comparable(cells.get(ledgers.key(reference))) if reference is not None else {}
+        seeds = {seed: its for seed, its in _noted(cells, cell).items() if seed in whole}
         row = {"column": cell.column, "method": ledgers.method_title(cell.method, cell.label)}
-        theirs = set(_noted(cells, reference)) if reference is not None else set()
+        theirs = set(_noted(cells, reference)) & set(whole) if reference is not None else set()
         for what in COSTS:
             there = {seed: each[what] for seed, each in seeds.items() if what in each}
             row[what] = _text(list(there.values()), len(theirs | set(there))) if there else "-"

@@ -219,13 +219,30 @@ def note_gains(ledger: dict, experiment: Experiment, column: str, seed: int, fol
             its[GAIN] = [statistics.mean_over_clients(gains), statistics.std(gains)]
 
 
+def comparable(cell: dict | None) -> dict[str, dict]:
+    """{seed: entry} of the seeds of a cell that a mean may be taken over: those with the most rounds.
+
+    A seed that a callback stopped counts, too: it came to its own end. One that diverged, or that nobody has run to the
+    end yet, does not, since a mean over different rounds is the accuracy of no model.
+    """
+    seeds = (cell or {}).get("seeds", {})
+    most = max((entry["rounds"] for entry in seeds.values()), default=0)
+    return {seed: entry for seed, entry in seeds.items() if entry["rounds"] == most or entry.get("stopped")}
+
+
+def left_out(cell: dict | None) -> dict[str, dict]:
+    """{seed: entry} of the seeds of a cell that are not `comparable`."""
+    counted = comparable(cell)
+    return {seed: entry for seed, entry in (cell or {}).get("seeds", {}).items() if seed not in counted}
+
+
 def of_seeds(experiment: Experiment, cell: dict | None, name: str | None = None) -> list[tuple[float, float]]:
-    """[(number, half interval over clients)] of every seed that has it; NaN where there is no interval.
+    """[(number, half interval over clients)] of every `comparable` seed that has it; NaN where there is no interval.
 
     For a gain, the second number is the standard deviation over clients. Rounds to an accuracy that one of the seeds
     does not reach have no mean: then it is []. Arguments: see `value`.
     """
-    seeds, name = list((cell or {}).get("seeds", {}).values()), name or experiment.protocol
+    seeds, name = list(comparable(cell).values()), name or experiment.protocol
     if experiment.measures == "accuracy":
         return [tuple(e["accuracy"][name]) for e in seeds if name in e["accuracy"]]
     if experiment.measures == "seconds":
@@ -253,7 +270,9 @@ def value(experiment: Experiment, cell: dict | None, name: str | None = None) ->
     if experiment.measures == GAIN:
         own, after = (float(np.mean(column)) for column in zip(*pairs, strict=True))
         return own, after
-    if len(pairs) == 1 < len(cell["seeds"]):  # of several seeds one has such clients: no interval stands for the others
+    if (
+        len(pairs) == 1 < len(comparable(cell))
+    ):  # of several seeds one has such clients: no interval stands for the others
         return pairs[0][0], float("nan")
     return over_seeds(pairs)
 
@@ -321,8 +340,8 @@ class Verdict(NamedTuple):
 def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
     """The verdicts on all orderings of an experiment.
 
-    Methods are compared by the seeds that all of them have. The interval of a value is over seeds for three or more;
-    for fewer, where that over seeds says little, it is the mean of the intervals over clients.
+    Methods are compared by the `comparable` seeds that all of them have. The interval of a value is over seeds for
+    three or more; for fewer, where that over seeds says little, it is the mean of the intervals over clients.
     """
     found = []
     for ordering in experiment.orderings:
@@ -332,7 +351,7 @@ def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
                 entry = cells.get(key(cell), {})
                 about = not ordering.methods or cell.method in ordering.methods
                 if cell.column == column and about and measured(experiment, cell, entry) is not None:
-                    there[cell.label or cell.method] = cell, entry["seeds"]
+                    there[cell.label or cell.method] = cell, comparable(entry)
                 elif cell.column == column and about:
                     missing.append(method_title(cell.method, cell.label))
             common = set.intersection(*(set(seeds) for _, seeds in there.values())) if there else set()

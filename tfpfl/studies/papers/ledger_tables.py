@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from rich.markup import escape
 
 from tfpfl.algorithms import get_method
 from tfpfl.runs import statistics
@@ -12,7 +13,18 @@ from tfpfl.studies.papers import equal_cost
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.experiment import Experiment
 from tfpfl.studies.papers.experiments import EXPERIMENTS
-from tfpfl.studies.papers.ledger import DECIMALS, agreement, key, measured, method_title, text, value, verdicts
+from tfpfl.studies.papers.ledger import (
+    DECIMALS,
+    agreement,
+    comparable,
+    key,
+    left_out,
+    measured,
+    method_title,
+    text,
+    value,
+    verdicts,
+)
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.run_groups import SIDE_WORDS
 
@@ -51,6 +63,7 @@ def table(
             )
             for side, after in row["sides"]:
                 out.add_row(f"  {side}", "", "", "", after)
+    out.caption = escape(_left_out(experiment, cells)) or None
     return out
 
 
@@ -127,6 +140,8 @@ def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: di
                 extra = {"column": row["column"], "method": f"{row['method']}, {side}", "EV-all": after}
                 lines.append("| " + " | ".join(extra.get(n, "") for n in names) + " |")
         parts.append("\n".join(lines))
+        if left := _left_out(experiment, cells):
+            parts.append(left)
     if not scale and (lines := order_lines(experiment, cells)):
         parts.append("Orders, each from the seeds that all of its methods have:")
         parts.append("\n".join(f"* {line}" for line in lines))
@@ -211,7 +226,7 @@ def _rows(experiment: Experiment, cells: dict, compared: bool = True) -> list[di
     decimals, rows = DECIMALS[experiment.measures], []
     for cell in experiment.cells:
         found = cells.get(key(cell), {})
-        seeds = found.get("seeds", {})
+        seeds = comparable(found)
         ours, after = measured(experiment, cell, found), None
         if experiment.measures == "accuracy":
             after = value(experiment, found, "EV-all")
@@ -239,9 +254,19 @@ def _rows(experiment: Experiment, cells: dict, compared: bool = True) -> list[di
     return rows
 
 
+def _left_out(experiment: Experiment, cells: dict) -> str:
+    """A sentence on the seeds that no mean counts, since they have fewer rounds than others of their cell; or ''."""
+    found = [
+        f"{name}: seed {seed} ({entry['rounds']} rounds)"
+        for name in map(key, experiment.cells)
+        for seed, entry in left_out(cells.get(name)).items()
+    ]
+    return f"Left out of the means, since other seeds have more rounds: {'; '.join(found)}." if found else ""
+
+
 def _sides(experiment: Experiment, found: dict) -> list[tuple[str, str]]:
     """[('65 seen', EV-all of these clients), ('35 never seen', ...)]; [] if all had taken part, or if it is unknown."""
-    counted = [e["clients"] for e in found.get("seeds", {}).values() if e.get("clients")]
+    counted = [e["clients"] for e in comparable(found).values() if e.get("clients")]
     sides = [value(experiment, found, name) for name in ("EV-seen", "EV-unseen")]
     if not counted or sides[1] is None:
         return []
