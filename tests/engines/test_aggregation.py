@@ -260,3 +260,59 @@ def test_a_round_needs_a_state_for_every_visit():
         engine.next(engine.initialize(), [], [])
     with pytest.raises(ValueError, match="found 1 states and 2 visits"):
         engine.next(engine.initialize(), [0], [visit(algorithm, 1, 1.0, 4)] * 2)
+
+
+def after_the_client(change):
+    """The toy whose client returns another state."""
+    update = toy_amp().client_update
+    return toy_amp(
+        client_update=lambda message, state, data: update(message, state, data)._replace(state=change(state))
+    )
+
+
+def after_the_server(change):
+    """The toy whose server returns another state."""
+    update = toy_amp().server_update
+    return toy_amp(server_update=lambda server, aggregate: change(update(server, aggregate)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (after_the_client(lambda s: tf.cast(s, tf.float32)), "the state as float32 [], and init_client gave int32 []"),
+        (after_the_client(lambda s: tf.stack([s, s])), "the state as int32 [2], and init_client gave int32 []"),
+        (after_the_client(lambda s: None), "the state as None, and init_client gave int32 []"),
+        (after_the_client(lambda s: (s,)), "structure than init_client: a tuple of 1, and not one tensor"),
+        (after_the_server(lambda s: s._replace(rounds=0.5)), "rounds as float32 [], and init_server gave int32 []"),
+        (after_the_server(lambda s: s._replace(total=s.total[None])), "total as float32 [1, 2], and init_server gave"),
+        # It would be broadcast: both numbers of the total would be their sum.
+        (after_the_server(lambda s: s._replace(total=tf.reduce_sum(s.total))), "returned total as float32 [], and"),
+        (after_the_server(lambda s: s._replace(average={})), "than init_server: it lacks average['y']. A state keeps"),
+        (
+            after_the_server(lambda s: s._replace(average={"y": s.average["y"], "n": [s.total]})),
+            "than init_server: it has average['n'][0]. A state keeps",
+        ),
+        (after_the_server(lambda s: s._replace(average=tuple(s.average.values()))), "average[0] and it lacks average["),
+    ],
+)
+def test_a_state_keeps_its_form(start_engine, algorithm, said):
+    """TFF refused another dtype of a client's state only in the next round; this process went on with it."""
+    visits = [visit(algorithm, client, 1.0, 2) for client in (1, 3)]
+    with pytest.raises(InvalidArgument) as error:
+        engine = start_engine(algorithm)
+        engine.next(engine.initialize(), [tf.constant(0)] * 2, visits)
+    assert said in str(error.value)
+
+
+def test_numbers_of_python_in_a_state_are_tensors_of_its_dtype(start_engine):
+    algorithm = after_the_client(lambda state: 3)._replace(
+        server_update=lambda server, aggregate: server._replace(rounds=5, total=[1, 2])
+    )
+    with pytest.raises(InvalidArgument, match=r"it has total\[0\], total\[1\] and it lacks total\."):
+        engine = start_engine(algorithm)
+        engine.next(engine.initialize(), [tf.constant(0)], [visit(algorithm, 1, 1.0, 2)])
+    algorithm = algorithm._replace(server_update=lambda server, aggregate: server._replace(rounds=5, seen=np.int32(2)))
+    engine = start_engine(algorithm)
+    output = engine.next(engine.initialize(), [tf.constant(0)], [visit(algorithm, 1, 1.0, 2)])
+    assert (int(output.server.rounds), int(output.server.seen), int(output.client_states[0])) == (5, 2, 3)
+    assert all(np.asarray(n).dtype == np.int32 for n in (output.server.rounds, output.client_states[0]))

@@ -19,6 +19,7 @@ from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
 from tfpfl.engines.inputs import check_inputs, check_targets
+from tfpfl.engines.states import kept
 from tfpfl.models import passes, tree
 from tfpfl.models.heads import HeadKind
 from tfpfl.models.losses import logits
@@ -112,7 +113,7 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
 
 
 def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict, update=None) -> ClientOutput:
-    """Restores the shapes of a client's state, and adds the metrics that the training loop needs.
+    """Checks the form of a client's state, and adds the metrics that the training loop needs.
 
     These are 'finite' (1 if update, state, weight and metrics have no NaN or infinity, otherwise 0); 'bytes_down', the
     size of the message; 'bytes_up', the size of the update; and the held-out scores.
@@ -124,8 +125,7 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
         update: the whole update, if `output.update` is only a part of it.
     """
     check_names(output.metrics)
-    spec = client_state_spec(algorithm)
-    state = tf.nest.map_structure(lambda t, s: tf.ensure_shape(t, s.shape), output.state, spec)
+    state = kept(output.state, client_state_spec(algorithm), "client_update", "init_client")
     finite = tree.all_finite((output.update, state, output.metrics, output.weight))
     weight = output.weight if tf.is_tensor(output.weight) else tree.as_dtype(output.weight, algorithm.model.dtype)
     metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
@@ -200,7 +200,7 @@ def server_step(algorithm: Algorithm) -> Callable:
     """
 
     def step(server, aggregated, total_weight):
-        updated = algorithm.step(server, aggregated, total_weight)
+        updated = kept(algorithm.step(server, aggregated, total_weight), server, "server_update", "init_server")
         return tree.where(total_weight > 0, updated, server)
 
     return step

@@ -23,6 +23,24 @@ def arrays(a: Tree) -> Tree:
     return tf.nest.map_structure(np.asarray, a)
 
 
+def names(a: Tree, whole: str = "") -> list[str]:
+    """The names of the leaves of a structure, in the order of `tf.nest.flatten`: 'head.kernel', 'slots[0]'.
+
+    Args:
+        a: the structure.
+        whole: what a single tensor is called.
+    """
+    if isinstance(a, dict):
+        parts = [(f"[{key!r}]", a[key]) for key in sorted(a)]
+    elif isinstance(a, tuple | list):
+        fields = getattr(a, "_fields", None)
+        parts = [(f".{fields[i]}" if fields else f"[{i}]", part) for i, part in enumerate(a)]
+    else:
+        return [whole]
+    found = [name + after for name, part in parts for after in names(part)]
+    return [name.removeprefix(".") for name in found] if whole else found
+
+
 def dense(a: Tree) -> Tree:
     """Converts leaves that hold only some rows to tensors: TensorFlow gives the gradient of an Embedding as such."""
     return tf.nest.map_structure(tf.convert_to_tensor, a)
