@@ -121,6 +121,12 @@ def test_a_text_that_is_no_kind(text, says):
         label_kind(text)
 
 
+@pytest.mark.parametrize("text", ["quantile:0.9999999", "quantile:1e-09", "huber:2", "huber:1234567.25", "poisson"])
+def test_the_text_of_a_kind_is_the_same_kind(text):
+    """It is what a run and an export write down: rounded to six digits, quantile:0.9999999 would be none."""
+    assert label_kind(text).text == text and label_kind(label_kind(text).text) == label_kind(text)
+
+
 def test_the_kind_of_a_federation_is_the_usual_one_unless_another_fits():
     assert [kind_for(sort).text for sort in ("class", "binary", "real", "count")] == [
         "classification",

@@ -236,7 +236,7 @@ def hits(labels, logits):
 
 def test_the_word_none_is_none_where_a_value_may_be_none():
     """TOML has no null."""
-    method = {"hyperparameters": {"clip": "none"}, "search": {"steps": [5, 10]}}
+    method = {"hyperparameters": {"clip": "None"}, "search": {"steps": [5, 10]}}
     study = Study.of(small(search={}, methods={"pfedhn": method, "b": {"algorithm": "pfedhn"}}))
     first, _ = study.methods
     config = study.config(study.data[0], first, {"steps": 5}, seed=0)

@@ -46,7 +46,7 @@ class LabelKind(NamedTuple):
     @property
     def text(self) -> str:
         """The text that `label_kind` reads: the name, with the parameter if there is one."""
-        return self.name if self.parameter is None else f"{self.name}:{self.parameter:g}"
+        return self.name if self.parameter is None else f"{self.name}:{repr(self.parameter).removesuffix('.0')}"
 
     @property
     def is_classes(self) -> bool:

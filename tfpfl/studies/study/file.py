@@ -381,7 +381,7 @@ def _values(key: str, given: Any, kind: str) -> list | tuple:
 def _or_none(value: Any, kind: Any) -> Any:
     """None for the word none, where a value may be None and is no text: TOML has no null."""
     kinds = get_args(kind)
-    return None if value == "none" and NoneType in kinds and str not in kinds else value
+    return None if str(value).lower() == "none" and NoneType in kinds and str not in kinds else value
 
 
 def _dicts(entries: dict, names: Iterable[str], key: str) -> None:
