@@ -10,10 +10,10 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.toys import CLASSES, EXAMPLES, backbone, distance, initial_states, run, toy
 from tfpfl.algorithms import build_algorithm
-from tfpfl.algorithms.transforms import median
+from tfpfl.algorithms.transforms import median, with_objective
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.models import SplitModel
+from tfpfl.models import SplitModel, tree
 from tfpfl.models.weights import Head, Weights
 from tfpfl.studies import battery
 
@@ -90,6 +90,23 @@ def test_a_round_of_pflego_is_a_gradient_step_on_all_parts():
         assert distance(now[i].state, minus(states[i].state, 0.3 * alpha, by_head)) < 1e-12
         total = minus(total, -alpha, by_shared)
     assert distance(after.theta[::2], minus(server.theta[::2], 0.3, total)) < 1e-12
+
+
+@pytest.mark.parametrize("name", slow_but(["fedsgd", "pflego"], "fedsgd"))
+def test_the_own_part_steps_on_the_objective_too(name):
+    """fair:2 multiplies the gradient of what stays by l_i^2, as it does that of what is sent."""
+    data = fed_sa()
+    plain = build_algorithm(name, data.model, data.population, **({"eta": 0.2} if name == "fedsgd" else PFLEGO))
+    server, states = middle(plain, data)
+    fair = with_objective(plain, "fair:2", sends="gradient")
+    (_, once), (_, now) = (run(one, data, server=server, states=states) for one in (plain, fair))
+    for i in data.ids:
+        head = server.head if name == "fedsgd" else states[i].state
+        factor = loss_by_hand(data, i, server.theta[::2], states[i].own, head) ** 2
+        before = states[i].own
+        moved = tree.subtract(once[i].own, before)
+        assert distance(tree.subtract(now[i].own, before), tree.scale(factor, moved)) < 1e-12
+        assert distance(now[i].own, once[i].own) > 1e-4
 
 
 @pytest.mark.parametrize(

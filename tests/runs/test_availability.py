@@ -287,7 +287,7 @@ def test_a_round_of_which_everybody_is_rejected_has_no_means(six_clients, short_
         ({"joins": ("3",)}, "joins is written ROUND:ID,ID,..., such as 20:3,4; found '3'"),
         ({"leaves": ("0:1",)}, "leaves must be .round: client ids. with rounds from 1"),
         ({"joins": ("3:1", "3:2")}, "joins names a round twice"),
-        ({"max_norm": 1.0}, "found on_broken 'stop': take 'reject'"),
+        ({"max_norm": 1.0}, "need on_broken 'reject'"),
         ({"on_broken": "ignore"}, "on_broken must be one of stop, reject; found 'ignore'"),
         ({"on_broken": "reject", "clip_norm": 0.0}, "clip_norm must be positive"),
     ],

@@ -8,11 +8,14 @@ The local model is the w that the client received, because there is no local tra
 The paper writes n_k / n for q_i. If only some clients take part, n is here the total of the cohort.
 """
 
+import tensorflow as tf
+
 from tfpfl.algorithms.contract import Algorithm, ClientOutput, OnePass
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.local_training import example_weight, one_pass_update
+from tfpfl.algorithms.parts.objectives import emphasis
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.algorithms.parts.schedules import rate
 from tfpfl.checks import check_rates
@@ -57,6 +60,10 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         output = ClientOutput(heads.gradient(phi, errors), weight(data), state, {"loss": loss})
         return output, heads.feature_gradient(w.head, errors)
 
+    def own_step(info, loss):
+        times = emphasis(loss)  # of another objective than the mean: the same as for what is sent
+        return -rate("eta", eta) * (tf.ones_like(loss) if times is None else times)
+
     one_pass = OnePass(theta=lambda w: w.theta, on_features=on_features, join=Weights)
     return Algorithm(
         model=model,
@@ -72,7 +79,7 @@ def fedsgd(model, population, *, eta: float = 0.1, weighting: str = "examples") 
         adapt=adaptation(model, lambda w, state, data: w, sgd(eta)),
         shares="model",
         one_pass=one_pass,
-        own_step=lambda info, loss: -rate("eta", eta),
+        own_step=own_step,
     )
 
 

@@ -196,7 +196,7 @@ class RunConfig:
         check_aggregator(self.aggregator, self.aggregator_arguments(), self.engine)
         check_secure(self)
         if self.on_broken == "stop" and (self.max_norm or self.clip_norm) is not None:
-            raise InvalidArgument("max_norm and clip_norm reject or clip updates, found on_broken 'stop': take 'reject' (--on-broken reject)")
+            raise InvalidArgument("max_norm and clip_norm need on_broken 'reject' (--on-broken reject), found 'stop'")
         check_grouping(self.grouping, self.engine)
         check_adapters(self.adapters, self.personal)
 
