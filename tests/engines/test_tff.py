@@ -12,14 +12,17 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.processes import alive, children_of
-from helpers.toys import CLASSES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
+from helpers.toys import CLASSES, EXAMPLES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
 from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
 from tfpfl.algorithms.contract import ClientData
+from tfpfl.checks import InvalidArgument
 from tfpfl.engines.local.simulation import Simulation
+from tfpfl.engines.machines import Machines
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.evaluation import federated_evaluation
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel
+from tfpfl.runs.training import Training
 
 IDS = list(range(len(CLASSES)))
 
@@ -182,6 +185,75 @@ def test_data_that_clients_cannot_be_given(tff, algorithm, federation):
         federate(algorithm, tf.data.DatasetSpec(element))
     with pytest.raises(ValueError, match=r"labels .* must be integers.*found float32, which would be cut down"):
         federate(algorithm, tf.data.DatasetSpec((specs[0], tf.TensorSpec([None], tf.float32))))
+
+
+ELEMENT = (tf.TensorSpec([4], tf.float32), tf.TensorSpec([], tf.int32))
+
+
+@pytest.mark.parametrize(
+    ("element", "said"),
+    [
+        ((ELEMENT[0],) * 3, "must have elements (x, y) or {'x', 'y'}; found (float32 [4], float32 [4], float32 [4])"),
+        (ELEMENT[0], "must have elements (x, y) or {'x', 'y'}; found float32 [4]. Map it to pairs"),
+        ((tf.TensorSpec([2, 2]), ELEMENT[1]), "takes examples float32 [N, 4], or one of them at a time; a client's"),
+        ((tf.TensorSpec([None, 2, 2]), ELEMENT[1]), "a client's dataset has float32 [N, 2, 2]. Map it to this shape"),
+        (({"a": ELEMENT[0]}, ELEMENT[1]), "takes examples float32 [N, 4], a client's dataset has {'a': float32 [4]}"),
+        ((ELEMENT[0], tf.TensorSpec([3], tf.int32)), "one class for each example; found int32 [3] beside examples"),
+        ((tf.TensorSpec([None, 4]), tf.TensorSpec([None, 3], tf.int32)), "found int32 [N, 3] beside examples float32"),
+        ((tf.TensorSpec([None, 4]), tf.TensorSpec([], tf.int32)), "found int32 [] beside examples float32 [N, 4]"),
+    ],
+)
+def test_datasets_whose_elements_do_not_fit(tff, algorithm, element, said):
+    """One-hot rows of integers became twice as many labels, and the rest was an error of TFF's worker."""
+    with pytest.raises(InvalidArgument) as error:
+        federate(algorithm, tf.data.DatasetSpec(element))
+    assert said in str(error.value)
+
+
+def test_a_dataset_is_for_tff_alone(algorithm, federation):
+    x, y = federation.arrays(0)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    engine = Simulation(algorithm)
+    visit = client_data(algorithm, dataset, (), 0, 1)
+    with pytest.raises(InvalidArgument, match="client 0 carries a tf.data.Dataset, which only tfpfl.federate takes"):
+        engine.next(engine.initialize(), [algorithm.init_client(visit.info)], [visit])
+
+
+def test_a_federation_for_which_the_algorithm_was_not_built(tff, algorithm, tmp_path):
+    """Its clients would be weighed by the numbers of examples of others."""
+    other = on_disk(tmp_path / "other", examples=[2 * n for n in EXAMPLES])
+    for make in (federate, federated_evaluation, Simulation, Scorer):
+        with pytest.raises(InvalidArgument, match="training examples in the federation .* in the population"):
+            make(algorithm, other)
+
+
+def test_arguments_by_name_are_checked_as_those_by_place(tff, algorithm, federation):
+    """A client that is twice in a round is refused; and the names are those of the other engines."""
+    (visit,) = visits_by_id(algorithm.population, [0], 1)
+    state = algorithm.init_client(visit.info)
+    evaluation = federated_evaluation(algorithm, federation, ["test"])
+    for compute in (federate(algorithm, federation).next, evaluation):
+        server = algorithm.init_server()
+        with pytest.raises(InvalidArgument, match="client 0 is in the round 2 times"):
+            compute(server, client_states=[state] * 2, visits=[visit] * 2)
+        with pytest.raises(InvalidArgument, match="found 1 states and 2 visits"):
+            compute(server=server, client_states=[state], visits=[visit] * 2)
+        compute(server=server, client_states=[state], visits=[visit])
+    for found in ((ELEMENT[0], ["test"]), (federation, [])):
+        with pytest.raises(InvalidArgument, match="in a tfpfl.Federation, and at least one split is needed"):
+            federated_evaluation(algorithm, *found)
+
+
+def test_machines_of_another_engine(algorithm, federation):
+    """They were not used, without a word; and a list ended in an error about hashes."""
+    machines = Machines(workers=["here:1"])
+    assert machines == Machines(workers="here:1") and machines.workers == ("here:1",)
+    with pytest.raises(
+        InvalidArgument, match=r"Machines\(workers=\('here:1',\)\) is for engine='tff', found engine='local'"
+    ):
+        Training(algorithm, federation, machines=machines)
+    with pytest.raises(InvalidArgument, match=r"Machines\(address='auto'\) is for engine='ray'"):
+        Training(algorithm, federation, machines=Machines("auto"))
 
 
 def test_without_tff_the_error_says_what_to_do(monkeypatch, algorithm, federation):

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from helpers import small_runs as runs
+from helpers.made_records import made
 from helpers.marks import slow_but
 from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tfpfl import Sampling, Simulation, SplitModel, build_algorithm
@@ -22,6 +23,7 @@ from tfpfl.algorithms import ALGORITHMS
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
@@ -304,6 +306,24 @@ def tfpfl(*arguments, code=0):
     result = CliRunner().invoke(main, [str(a) for a in arguments])
     assert result.exit_code == code, (result.output, result.exception)
     return result.output
+
+
+def test_runs_whose_new_clients_are_others_are_told_before_any_adapts(monkeypatch):
+    """Their scores stood side by side without a word; and a run without new clients ended the command at its place."""
+    configs = {
+        "a": made("pflego", new_clients=2),
+        "b": made("ditto", new_clients=2),
+        "other": made("pflego", new_clients=2, partition_args={"K": 5}),
+        "none": made("pflego"),
+    }
+    monkeypatch.setattr(new_clients, "read_config", lambda folder: configs[folder].config)
+    new_clients.check_same_clients(["a", "b"])
+    with pytest.raises(
+        InvalidArgument, match="a and other cannot be compared: partition_args is {'K': 2} and {'K': 5}"
+    ):
+        new_clients.check_same_clients(["a", "b", "other"])
+    with pytest.raises(InvalidArgument, match="no client is new in none: .* Train with --new-clients N"):
+        new_clients.check_same_clients(["a", "none"])
 
 
 @pytest.mark.slow

@@ -344,6 +344,7 @@ def test_the_command_line(tmp_path, monkeypatch):
     for wrong, message in (
         ([str(tmp_path / "nothing")], "not a run folder"),
         ([str(folder), "--baseline", "locl"], "unknown algorithm 'locl'"),
+        ([str(folder), "--baseline", "ditto"], "--baseline ditto: none of the runs is of this method"),
         ([str(folder), str(folder)], "the same run"),
         ([], "Missing argument 'RUN...'"),
     ):

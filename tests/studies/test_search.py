@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from helpers import small_runs as runs
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import label_kind
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.config import RunConfig, RunError
@@ -104,6 +105,17 @@ def test_a_setting_that_a_callback_stopped_is_not_called_diverged(config, tmp_pa
     config = replace(config, algorithm="local", hyperparameters={"steps": 1})
     with pytest.raises(RunError, match="has no score after 4 rounds: .* and of these it evaluated none"):
         search.search_hyperparameters(config, [{"eta": 0.1}], tmp_path / "out", callbacks=lambda label: [Stop()])
+
+
+def test_a_setting_is_there_twice_if_the_method_takes_it_as_the_same_number(config, tmp_path):
+    with pytest.raises(InvalidArgument, match="a setting is there twice"):
+        search.search_hyperparameters(config, [{"beta": 1}, {"beta": 1.0}], tmp_path / "out")
+
+
+def test_a_search_for_a_run_with_patience_looks_at_the_score(config):
+    """`monitor` says what patience looks at, and a search has none."""
+    found = search.of_search(replace(config, patience=2, monitor="loss"), 4)
+    assert (found.patience, found.monitor) == (None, "accuracy")
 
 
 @pytest.mark.slow

@@ -133,6 +133,16 @@ def test_halving_continues_the_runs_of_the_better_half():
     assert [t.rounds for t in cell.tried] == [2] * 4 + [4] * 2 + [8] and cell.best.rounds == 8
 
 
+def test_all_stages_of_halving_have_the_schedule_of_the_last_one():
+    """With a cosine of its own, a stage would be another run, and end with rates of 0."""
+    of = study({"halving": 2, "rounds": 8}, run={"schedule": "cosine", "patience": 3, "monitor": "loss"})
+    _, asked = drive(plans(of)[0])
+    assert {job.config.schedule for jobs in asked[:-1] for job in jobs} == {"cosine:0.0:8"}
+    assert asked[2][0].folder in {j.folder for j in asked[1]} <= {j.folder for j in asked[0]}
+    assert {job.config.patience for jobs in asked[:-1] for job in jobs} == {None}  # nor a monitor without patience
+    assert [(job.config.patience, job.config.monitor) for job in asked[-1]] == [(3, "loss")] * 2
+
+
 def test_if_the_finalist_of_halving_diverges_the_next_best_takes_its_place():
     """eta = 0.1 and 0.01 reach the second stage, and 0.1 the last one."""
     of = study({"halving": 2, "rounds": 8}, run={"rounds": 30})
@@ -407,6 +417,31 @@ def test_the_caption_says_if_methods_ran_under_different_conditions(tmp_path):
     assert f" e: {told}" in caption(1.0, 0.2) and caption(1.0, 0.2).count("conditions") == 1
     assert told in caption(0.2, 0.2) and ": The methods" not in caption(0.2, 0.2)
     assert "different conditions" not in caption(1.0, 1.0)
+
+
+def test_all_methods_have_a_score_of_those_that_were_seen(tmp_path):
+    """Where one method had seen all clients and another had not, the best of both must be bold."""
+    results = results_of(
+        {
+            "local": [made("local", good=0.9)],
+            "fedavg": [made("fedavg", good=0.2, took_part=dict.fromkeys(range(5), 1))],
+        },
+        tmp_path,
+    )
+    local, fedavg = results.by_data["d"]
+    assert local["seen"] == local["accuracy"] > fedavg["seen"] and math.isnan(local["never seen"])
+    seen = results.table().columns.index("seen")
+    assert [cells[seen].best for cells in results.table().cells] == [True, False]
+
+
+def test_gains_are_over_one_baseline_in_all_rows(tmp_path):
+    """Two settings of Local: the first of the file is it for both, and for the others."""
+    lost = made("local", good=0.3, dropout=0.6)
+    results = results_of({"local": [made("local", good=0.5)], "b": [lost], "pflego": [made("pflego")]}, tmp_path)
+    rows = results.by_data["d"]
+    gains = [[name for name in row if name.startswith("gain over")] for row in rows]
+    assert gains[0] == gains[1] == gains[2] and len(gains[0]) == 1
+    assert rows[0][gains[0][0]] == 0 and rows[1][gains[0][0]] != 0
 
 
 def test_tables_show_those_that_were_seen_and_the_others(tmp_path):

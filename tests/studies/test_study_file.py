@@ -146,6 +146,7 @@ WRONG = {
     "no list": (searched(eta=0.1), "methods.local.search.eta must be a list of values"),
     "empty": (searched(eta=[]), "methods.local.search.eta must be a list of values"),
     "twice": (searched(eta=[0.1, 0.1]), "methods.local.search.eta: a value is there twice"),
+    "twice as a number": (searched(eta=[1, 1.0]), "methods.local.search.eta: a value is there twice in [1, 1.0]"),
     "type": (searched(eta=["a"]), "methods.local.search.eta: eta must be float, found 'a'"),
     "range in a grid": (searched(eta={"low": 0.1, "high": 1}), "methods.local.search.eta: a grid needs a list"),
     "range": (
@@ -241,8 +242,8 @@ def test_the_word_none_is_none_where_a_value_may_be_none():
     first, _ = study.methods
     config = study.config(study.data[0], first, {"steps": 5}, seed=0)
     assert config.hyperparameters == {"clip": None, "steps": 5}
-    study = Study.of(small(search={}, methods={"pfedhn": {"search": {"clip": ["none", 5, None]}}}))
-    assert study.methods[0].space["clip"] == [None, 5.0, None]
+    study = Study.of(small(search={}, methods={"pfedhn": {"search": {"clip": ["none", 5]}}}))
+    assert study.methods[0].space["clip"] == [None, 5.0]
     with pytest.raises(InvalidArgument, match="tau must be int, found 'none'"):
         Study.of(small(search={}, methods={"pflego": {"search": {"tau": ["none"]}}}))
 

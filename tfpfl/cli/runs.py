@@ -255,6 +255,7 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
     if allow_code:
         allow_code_of(*runs)
     done = []
+    new_clients.check_same_clients(runs)
     for folder in runs:
         with Run.open(folder, engine="local") as run:
             try:

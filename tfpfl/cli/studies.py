@@ -319,9 +319,9 @@ def report(folders, out, title, baselines, allow_different_data):
     records = [Record.read(folder) for folder in folders]
     baselines = [Path(name).name for name in baselines]  # of dir/mine.py:mine, what configurations call it
     for name in set(baselines) - {record.config.algorithm for record in records}:
-        if ":" in name:
-            raise click.UsageError(f"--baseline {name}: none of the runs is of this method")
-        get_method(name)  # refuses an unknown name
+        if ":" not in name:
+            get_method(name)  # refuses an unknown name
+        raise click.UsageError(f"--baseline {name}: none of the runs is of this method")
     options = {"title": title, "baselines": baselines or BASELINES, "allow_different_data": allow_different_data}
     click.echo(f"Written to {write_report(records, out, **options)}")
 

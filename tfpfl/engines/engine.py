@@ -44,7 +44,7 @@ def make_engine(
         Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed, or the worker must be isolated and cannot be.
         MachinesError: the TFF workers or the Ray cluster do not answer.
     """
-    check_engine(name)
+    check_engine(name, machines)
     check_grouping(grouping, name)
     if name == "tff" and machines.workers:
         from tfpfl.engines.tff.workers import ShardedProcess
@@ -65,15 +65,21 @@ def make_engine(
     return Simulation(algorithm, federation, held_out=held_out, grouping=grouping, threads=threads)
 
 
-def check_engine(engine: str) -> None:
-    """Checks that an engine exists and that the package it needs is installed here.
+def check_engine(engine: str, machines: Machines | None = None) -> None:
+    """Checks that an engine exists, that the package it needs is installed here, and that the machines are its own.
 
     Raises:
-        InvalidArgument: no engine has this name.
+        InvalidArgument: no engine has this name, or the TFF workers or the Ray cluster are another engine's.
         Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
     """
     if engine not in ENGINES:
         raise InvalidArgument(unknown("engine", engine, ENGINES))
+    for whose, what in (("tff", "workers"), ("ray", "address")):
+        if engine != whose and (given := getattr(machines, what, None)):
+            raise InvalidArgument(
+                f"Machines({what}={given!r}) is for engine={whose!r}, found engine={engine!r}: leave it out, or take "
+                "the other engine"
+            )
     if engine == "tff":
         require_tff()
     if engine == "ray":

@@ -1,18 +1,57 @@
 """Checks that a model fits the examples: it gets the arrays that it takes, whole numbers such as tokens come as they
-are, and labels are of its kind.
+are, and labels are of its kind; and that an algorithm was built for a federation's clients.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.federation import Federation
 from tfpfl.data.kinds import kind_for
 from tfpfl.data.layout import is_several, names_of_arrays, parts_of, shape_text
 from tfpfl.data.reading import value_range
 from tfpfl.models.split import SplitModel
+
+
+def check_fits(algorithm: Algorithm, federation) -> None:
+    """Checks that an algorithm was built for this federation.
+
+    Raises:
+        InvalidArgument: the algorithm's model or population differs from the federation in the shape of examples, the
+            clients, their numbers of training examples N_i, or their numbers of classes K_i; or the backbone takes
+            whole numbers, and the examples are others.
+    """
+    if federation is None or isinstance(federation, str | Path):
+        raise InvalidArgument(
+            f"the federation must be a tfpfl.Federation, found {federation!r}: open a folder with "
+            "tfpfl.Federation.load(folder)"
+        )
+    population = algorithm.population
+    check_inputs(algorithm.model, federation)
+    check_targets(algorithm.model, federation)
+    ids = population.client_ids
+    if ids[-1] >= federation.num_clients:
+        raise InvalidArgument(
+            f"the population has a client {ids[-1]}, but the federation has clients 0..{federation.num_clients - 1}"
+        )
+    examples = federation.num_examples("train")[ids]
+    local = population.labels == "local"
+    needed = federation.num_classes[ids] if local else np.full(len(ids), federation.num_labels)
+    for what, found, bad in (
+        ("training examples", examples, population.num_examples != examples),
+        ("classes", needed, population.num_classes < needed),
+    ):
+        if bad.any():
+            i = int(np.argmax(bad))
+            given = (population.num_examples if what != "classes" else population.num_classes)[i]
+            raise InvalidArgument(
+                f"client {ids[i]} has {found[i]} {what} in the federation ({population.labels} labels), but {given} in "
+                "the population: make the population with `federation.population(...)`"
+            )
 
 
 def check_targets(model: SplitModel, federation: Federation) -> None:

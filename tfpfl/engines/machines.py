@@ -34,6 +34,8 @@ class Machines:
     isolate: bool | None = None
 
     def __post_init__(self) -> None:
+        given = (self.workers,) if isinstance(self.workers, str) else tuple(self.workers)
+        object.__setattr__(self, "workers", given)  # a list cannot be the key of a cache
         if self.deadline <= 0:
             raise InvalidArgument(f"deadline must be a positive number of seconds, found {self.deadline}")
         for worker in self.workers:

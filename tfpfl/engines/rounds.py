@@ -5,7 +5,6 @@ either. What differs between the engines is how the clients of a round are compu
 """
 
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from tfpfl.data.layout import is_several
 from tfpfl.engines import aggregation
 from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.graphs import any_number, relaxed, total
-from tfpfl.engines.inputs import check_inputs, check_targets, check_whole
+from tfpfl.engines.inputs import check_whole
 from tfpfl.engines.visit import RoundOutput, Visit, finish_metrics, server_step
 
 
@@ -86,6 +85,7 @@ class Rounds:
                 no examples, examples that are not finite, or labels outside 0..K_i-1.
         """
         check_visits(client_states, visits, self._kinds)
+        _check_arrays(visits)
         check_carried(self.algorithm.model, visits)
         if self._two is not None:
             return self._two.next(server, client_states, visits, gone)
@@ -101,6 +101,16 @@ class Rounds:
         order = tf.stack([visits[i].info.client_id for i in done.positions])
         server = self._finish(server, done.contribution, order)
         return RoundOutput(server, states, finish_metrics(done.metric_sums), metrics)
+
+
+def _check_arrays(visits: list) -> None:
+    for visit in visits:
+        if isinstance(visit, ClientData) and isinstance(visit.x, tf.data.Dataset):
+            raise InvalidArgument(
+                f"the visit of client {int(visit.info.client_id)} carries a tf.data.Dataset, which only tfpfl.federate "
+                "takes. Here give arrays: x, y = next(dataset.unbatch().batch(2**30).as_numpy_iterator()), then "
+                "ClientData(x, y, visit.info, visit.key)"
+            )
 
 
 def joined(parts: Iterable[Part]) -> Part:
@@ -307,40 +317,3 @@ def check_examples(data: ClientData, classes: bool) -> None:
         raise InvalidArgument(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{outputs - 1}")
     if not all(np.isfinite(x).all() for x in xs):
         raise InvalidArgument(f"client {client} has examples that are not finite: replace NaN and infinity")
-
-
-def check_fits(algorithm: Algorithm, federation) -> None:
-    """Checks that an algorithm was built for this federation.
-
-    Raises:
-        InvalidArgument: the algorithm's model or population differs from the federation in the shape of examples, the
-            clients, their numbers of training examples N_i, or their numbers of classes K_i; or the backbone takes
-            whole numbers, and the examples are others.
-    """
-    if federation is None or isinstance(federation, str | Path):
-        raise InvalidArgument(
-            f"the federation must be a tfpfl.Federation, found {federation!r}: open a folder with "
-            "tfpfl.Federation.load(folder)"
-        )
-    population = algorithm.population
-    check_inputs(algorithm.model, federation)
-    check_targets(algorithm.model, federation)
-    ids = population.client_ids
-    if ids[-1] >= federation.num_clients:
-        raise InvalidArgument(
-            f"the population has a client {ids[-1]}, but the federation has clients 0..{federation.num_clients - 1}"
-        )
-    examples = federation.num_examples("train")[ids]
-    local = population.labels == "local"
-    needed = federation.num_classes[ids] if local else np.full(len(ids), federation.num_labels)
-    for what, found, bad in (
-        ("training examples", examples, population.num_examples != examples),
-        ("classes", needed, population.num_classes < needed),
-    ):
-        if bad.any():
-            i = int(np.argmax(bad))
-            given = (population.num_examples if what != "classes" else population.num_classes)[i]
-            raise InvalidArgument(
-                f"client {ids[i]} has {found[i]} {what} in the federation ({population.labels} labels), but {given} in "
-                "the population: make the population with `federation.population(...)`"
-            )

@@ -18,7 +18,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
-from tfpfl.engines.inputs import check_inputs, check_targets
+from tfpfl.engines.inputs import check_fits
 from tfpfl.engines.states import kept
 from tfpfl.models import passes, tree
 from tfpfl.models.heads import HeadKind
@@ -301,11 +301,9 @@ def federation_readers(algorithm: Algorithm, federation, held_out: Sequence[str]
     float32's rounding of raw * scale, which a float64 model would then learn from.
 
     Raises:
-        InvalidArgument: the backbone takes whole numbers, and the federation's examples are others; see `check_inputs`.
-            The model's kind does not learn from the federation's labels; see `check_targets`.
+        InvalidArgument: the algorithm was built for other clients or examples; see `check_fits`.
     """
-    check_inputs(algorithm.model, federation)
-    check_targets(algorithm.model, federation)
+    check_fits(algorithm, federation)
 
     def read(split):
         reader = federation.reader(split, algorithm.population.labels, algorithm.model.dtype)

@@ -34,8 +34,8 @@ from tfpfl.checks import InvalidArgument, Unavailable, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.engine import check_engine
+from tfpfl.engines.inputs import check_fits
 from tfpfl.engines.machines import Machines
-from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.runs import own_methods, own_networks, participation, protocols
 from tfpfl.runs.accounting import privacy_of

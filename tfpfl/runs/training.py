@@ -21,10 +21,10 @@ from tfpfl.data.client_names import number_and_name
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.federation import Federation
 from tfpfl.engines.engine import check_engine, check_grouping, make_engine
+from tfpfl.engines.inputs import check_fits
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.packed import initial_states, side_by_side
 from tfpfl.engines.ray.engine import check_recipe
-from tfpfl.engines.rounds import check_fits
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.aggregators import Aggregated
 from tfpfl.engines.visit import GLOBAL, Visit, WithLogits, client_state_spec, of_global, visits
@@ -67,7 +67,7 @@ class Training:
             `tfpfl.runs.Metric`s; see `tfpfl.runs.metrics`.
 
     Raises:
-        InvalidArgument: the algorithm was built for other data; engine or `cohort` is unknown, or they do not fit;
+        InvalidArgument: the algorithm was built for other data; the engine is unknown, or the machines are not for it;
             `evaluate_every` is negative; 'ray' has no recipe; or `model_name` is 'global' although the algorithm has a
             global model beside the personal ones.
         Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
@@ -93,7 +93,7 @@ class Training:
     metrics: Sequence = ()
 
     def __post_init__(self):
-        check_engine(self.engine)
+        check_engine(self.engine, self.machines)
         check_grouping(self.grouping, self.engine)
         if self.engine == "ray":
             check_recipe(self.recipe)

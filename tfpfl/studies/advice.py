@@ -32,7 +32,7 @@ LEVEL = 0.05
 VERDICTS = {
     "help": "personal heads help",
     "hurt": "personal heads hurt: one shared head is better",
-    "none": "personal heads do not help: one shared head is as good",
+    "none": "it is not shown that personal heads help: one shared head may be as good",
     "few": f"too few clients to tell: with fewer than seven no test over clients reaches p < {LEVEL / 2:g}",
 }
 SPLITS = ("validation", "test")

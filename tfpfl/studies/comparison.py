@@ -162,6 +162,7 @@ def rows(
     baselines: Sequence[str] = BASELINES,
     *,
     pairs: str = "seen",
+    sides: bool | None = None,
 ) -> list[dict]:
     """The rows of the comparison: one dict for each algorithm and setting, in the order of the records.
 
@@ -174,11 +175,12 @@ def rows(
             and the number of pairs: of clients that are compared with themselves.
         pairs: which clients are compared one by one: 'seen', those that had taken part in both runs, or 'all'; see
             `tfpfl.studies.run_groups.pairs_protocol`.
+        sides: whether every row has the scores of the clients that had taken part ('seen') and of the others ('never
+            seen'). Default: whether some clients of these records had never.
 
     Returns:
         Accuracies, gains of them and shares are in %; scores that are no fractions, such as 'rmse', are in their unit.
-        NaN stands for a number that a run does not have. If some clients had never taken part, every row has the scores
-        of those that had ('seen') and of the others ('never seen').
+        NaN stands for a number that a run does not have.
 
     Raises:
         InvalidArgument: no records, one run twice, or runs on different data or of different kinds.
@@ -186,7 +188,8 @@ def rows(
     check_comparable(records)
     found = group_runs(records)
     references = [s for name in baselines for s in found if s.algorithm == name]
-    mixed, names = any(is_mixed(record, protocol) for record in records), other_metrics(records, protocol)
+    mixed = any(is_mixed(record, protocol) for record in records) if sides is None else sides
+    names = other_metrics(records, protocol)
     tested = pairs_protocol(records, protocol, pairs)
     return [_row(s, protocol, references, tested, mixed, names) for s in found]
 

@@ -14,6 +14,7 @@ global  Every method adapts in the same way, as in PGFed: SGD with momentum 0.9 
 An epoch is one pass over the client's training examples; without mini-batches, it is one step. The run is not changed.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +35,9 @@ from tfpfl.engines.rounds import Messages, for_new_clients
 from tfpfl.engines.visit import Visit, evaluate, federation_readers
 from tfpfl.models import tree
 from tfpfl.runs import files, statistics
+from tfpfl.runs.config import RunConfig, read_config
 from tfpfl.runs.scores import or_worst
+from tfpfl.studies.run_groups import check_comparable
 
 WAYS = ("own", "global")
 
@@ -285,6 +288,31 @@ def write_csv(results: Sequence[Adapted], path) -> None:
                 row = [r.name, r.protocol, r.split, client_id, name, int(r.num_examples[i]), e, value, loss]
                 rows.append(dict(zip(columns, row, strict=True)))
     files.write_csv(Path(path), columns, rows)
+
+
+def check_same_clients(folders: Sequence[str | os.PathLike]) -> None:
+    """Checks, before any client adapts, that the runs have new clients, and the same ones.
+
+    Args:
+        folders: run folders whose results are to stand side by side.
+
+    Raises:
+        RunError: a folder is no run folder.
+        InvalidArgument: a run keeps no clients out of training, or two runs have other data; see `check_comparable`.
+    """
+    runs = [_OfRun(Path(folder), read_config(folder)) for folder in folders]
+    for run in runs:
+        if not run.config.new_clients:
+            raise InvalidArgument(
+                f"no client is new in {run.folder}: all of its clients were trained on. Train with --new-clients N, or "
+                "leave this run out"
+            )
+    check_comparable(runs)
+
+
+class _OfRun(NamedTuple):
+    folder: Path
+    config: RunConfig
 
 
 def check_one_score(results: Sequence[Adapted]) -> ScoreName:

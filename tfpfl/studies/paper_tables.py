@@ -8,9 +8,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 from tabulate import LATEX_ESCAPE_RULES
 
 from tfpfl.checks import InvalidArgument, one_line, unknown
@@ -19,6 +17,7 @@ from tfpfl.runs import files
 from tfpfl.runs.metrics import SCORES, direction_of, in_unit, score_of
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.comparison import columns_for, columns_named, shown
+from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.run_groups import SIDE_WORDS
 
 SCORE = ("score",)  # the column of the score, whatever its name is
@@ -236,10 +235,10 @@ def markdown(table: PaperTable) -> str:
     return "\n".join(body) + f"\n\n{files.markdown(table.caption)}\n"
 
 
-def terminal(table: PaperTable, title: str = "") -> Table:
-    """The table for a terminal, with its caption below; see `rich.table.Table`."""
-    made = Table(title=_plain(title), caption=_plain(table.caption), caption_justify="left", box=box.SIMPLE_HEAD)
-    made.add_column("method", overflow="fold")
+def terminal(table: PaperTable, title: str = "") -> FittedTable:
+    """The table for a terminal, with its caption below."""
+    made = FittedTable(title=_plain(title), caption=_plain(table.caption))
+    made.add_column("method")
     for name in _head(table):
         made.add_column(_plain(name), justify="right")
     for method, cells in zip(table.methods, table.cells, strict=True):

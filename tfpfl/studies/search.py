@@ -174,13 +174,13 @@ def search_hyperparameters(
     settings = list(settings)
     if not settings:
         raise InvalidArgument("nothing to search: no setting was given")
-    if len({_name(s) for s in settings}) < len(settings):
-        raise InvalidArgument("a setting is there twice")
     for setting in settings:
         check_names(config.method, config.preset, setting)
-    # A schedule ends with the last stage. A stage has scores after its own last rounds alone, too few for `patience`.
-    config = replace(config, schedule=with_end(config.schedule, config.rounds), evaluate_every=0, patience=None)
+    config = of_search(config, config.rounds)
     configs = [replace(config, hyperparameters=config.hyperparameters | s) for s in settings]
+    settings = [{name: c.hyperparameters[name] for name in s} for s, c in zip(settings, configs, strict=True)]
+    if len({_name(s) for s in settings}) < len(settings):  # as the method takes them: 1 and 1.0 are one rate
+        raise InvalidArgument("a setting is there twice")
     federation = open_federation(config, allow_download=allow_download)
     if not federation.num_examples("validation").any():
         raise InvalidArgument(
@@ -207,6 +207,20 @@ def search_hyperparameters(
         if not left:
             break
     return found
+
+
+def of_search(config: RunConfig, rounds: int) -> RunConfig:
+    """The configuration with which a search trains.
+
+    A schedule ends with the last stage, so that all stages are parts of one run. A stage has scores after its own last
+    rounds alone, which are too few for `patience`, and settings are compared after equal numbers of rounds.
+
+    Args:
+        config: of a run.
+        rounds: those of the last stage.
+    """
+    schedule = with_end(config.schedule, rounds)
+    return replace(config, schedule=schedule, evaluate_every=0, patience=None, monitor=RunConfig.monitor)
 
 
 def ranked(stages: Sequence[Sequence[Candidate]]) -> list[Candidate]:

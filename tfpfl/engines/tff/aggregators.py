@@ -76,7 +76,8 @@ def check_mean(aggregator: Any, clients_per_round: float) -> bool:
     except Exception as error:  # TFF has many kinds, and its worker's are of gRPC
         raise InvalidArgument(
             f"{name} cannot be executed here on one number of every client: {one_line(error, 300)}. (TFF's secure "
-            "sums exist only in its test backend)"
+            "sums exist only in its test backend. Set this backend's context after the first call of a function of "
+            "tfpfl that uses TFF: that call sets a context of its own)"
         ) from error
     if nothing:  # noise
         query = getattr(aggregator, "_query", None)  # of DifferentiallyPrivateFactory; it has no public name

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, traced_by_design
+from tfpfl.engines.tff.datasets import check_dataset, dataset_reader
 from tfpfl.engines.tff.worker import require_tff
 from tfpfl.engines.visit import (
     ARRAYS,
@@ -147,6 +148,11 @@ def collector(parts_type):
     return stacked_type, collect
 
 
+def of_round(arguments, named) -> dict:
+    """{name: argument} of a call (server, client_states, visits), with or without names."""
+    return dict(zip(("server", "client_states", "visits"), arguments, strict=False)) | named
+
+
 def visit_type_and_readers(algorithm, data, held_out):
     """Gives the TFF type of a visit, and the `Readers` of its examples.
 
@@ -154,9 +160,9 @@ def visit_type_and_readers(algorithm, data, held_out):
         algorithm, data, held_out: as in `tfpfl.federate`.
 
     Raises:
-        InvalidArgument: `data` is of none of the three kinds; held-out splits are asked for without a Federation; or
-            the backbone takes whole numbers and the examples are others. Where the readers are traced: a dataset has
-            labels that are no integers.
+        InvalidArgument: `data` is of none of the three kinds; held-out splits are asked for without a Federation; the
+            algorithm was built for other clients or examples; the backbone takes whole numbers and the examples are
+            others; or a dataset has elements that the model cannot take, see `check_dataset`.
     """
     dtype = algorithm.model.dtype
     if hasattr(data, "reader"):
@@ -168,7 +174,8 @@ def visit_type_and_readers(algorithm, data, held_out):
         )
     key = tf.TensorSpec([2], tf.int32)
     if isinstance(data, tf.data.DatasetSpec):
-        return tff_type(ClientData(data, (), info_spec(dtype), key)), Readers(_read_dataset(algorithm.model), {})
+        check_dataset(algorithm.model, data.element_spec)
+        return tff_type(ClientData(data, (), info_spec(dtype), key)), Readers(dataset_reader(algorithm.model), {})
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(data)):
         if algorithm.model.reads == "whole":
             if not data[0].dtype.is_integer:
@@ -183,30 +190,3 @@ def visit_type_and_readers(algorithm, data, held_out):
         "data must be a Federation, a pair of tf.TensorSpec for (x, y), or a tf.data.DatasetSpec; "
         f"found {type(data).__name__}"
     )
-
-
-def _read_dataset(model):
-    def read(visit):
-        dataset = visit.x
-        spec = dataset.element_spec
-        if isinstance(spec, dict):
-            if set(spec) != {"x", "y"}:
-                raise InvalidArgument(
-                    f"a client's dataset must have elements (x, y) or {{'x', 'y'}}; found the keys {sorted(spec)}"
-                )
-            dataset, spec = dataset.map(lambda e: (e["x"], e["y"])), (spec["x"], spec["y"])
-        if model.kind.label.is_classes and spec[1].dtype.is_floating:
-            raise InvalidArgument(
-                f"labels of a client's dataset must be integers, one class for each example; found {spec[1].dtype.name}"
-                ", which would be cut down to whole numbers. For one-hot rows give tf.argmax(y, -1)"
-            )
-        one = tf.nest.flatten(model.example_spec())[0]
-        if tf.nest.flatten(spec[0])[0].shape.rank == one.shape.rank:
-            dataset = dataset.unbatch()
-        x, y = dataset.batch(2**30).get_single_element()
-        x = tf.nest.map_structure(lambda part, s: tf.cast(part, s.dtype), x, model.example_spec())
-        if model.kind.label.is_classes:
-            return x, tf.cast(tf.reshape(y, [-1]), tf.int32)
-        return x, tf.cast(y if y.shape.rank == 2 else y[:, None], model.dtype)
-
-    return read

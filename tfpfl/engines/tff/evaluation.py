@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from tfpfl.algorithms.contract import Algorithm
-from tfpfl.engines.tff.computations import client_computation, messenger, tff_type, visit_type_and_readers
+from tfpfl.checks import InvalidArgument
+from tfpfl.engines.rounds import check_visits
+from tfpfl.engines.tff.computations import client_computation, messenger, of_round, tff_type, visit_type_and_readers
 from tfpfl.engines.tff.worker import on_local_worker, require_tff, use_local_worker
 from tfpfl.engines.visit import client_state_spec, evaluation_work, server_state_spec
 
@@ -16,12 +18,19 @@ def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str]
     Args:
         algorithm: its personal models, and its global model if it has one, are scored.
         federation: the clients' examples.
-        splits: the parts of every client's data to score.
+        splits: the parts of every client's data to score, at least one.
 
     Raises:
         Unavailable: TFF is not installed.
+        InvalidArgument: the examples are not those of a `Federation`, or there are no splits.
     """
     tff = require_tff()
+    if not hasattr(federation, "reader") or not splits:
+        raise InvalidArgument(
+            "held-out splits are scored on the clients' examples in a tfpfl.Federation, and at least one split is "
+            f"needed; found {type(federation).__name__} and splits={tuple(splits)}. Where visits carry the examples, "
+            "score `algorithm.personal_model` yourself"
+        )
     use_local_worker()
     visit_type, readers = visit_type_and_readers(algorithm, federation, splits)
     server_type, state_type = tff_type(server_state_spec(algorithm)), tff_type(client_state_spec(algorithm))
@@ -34,7 +43,12 @@ def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str]
         tff.FederatedType(state_type, tff.CLIENTS),
         tff.FederatedType(visit_type, tff.CLIENTS),
     )
-    def evaluate(server, states, visits):
-        return tff.federated_map(run_client, (to_clients(server, visits), states, visits))
+    def evaluate(server, client_states, visits):
+        return tff.federated_map(run_client, (to_clients(server, visits), client_states, visits))
 
-    return on_local_worker(evaluate)
+    def check(*arguments, **named):
+        given = of_round(arguments, named)
+        if "client_states" in given:  # otherwise TFF says what it takes
+            check_visits(given["client_states"], given.get("visits"))
+
+    return on_local_worker(evaluate, check)

@@ -57,8 +57,8 @@ def federate_both(algorithm: Algorithm, first: Any, second: Any) -> Any:
         return tf.nest.map_structure(tf.identity, between.state)
 
     @tff.federated_computation(server_type, tff.FederatedType(state_type, tff.CLIENTS), visits_type)
-    def next_round(server, states, visits):
-        started = tff.federated_map(begin_round, (states, visits))
+    def next_round(server, client_states, visits):
+        started = tff.federated_map(begin_round, (client_states, visits))
         begun = first(server, started[0], started[1])
         ended = second(begun.server, begun.client_states, visits)
         scalars = tff.federated_map(scalars_of, visits)

@@ -26,6 +26,7 @@ from tfpfl.engines.tff.computations import (
     client_computation,
     collector,
     messenger,
+    of_round,
     tff_type,
     visit_type_and_readers,
     work_of_one,
@@ -127,9 +128,9 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         tff.FederatedType(state_type, tff.CLIENTS),
         tff.FederatedType(visit_type, tff.CLIENTS),
     )
-    def next_round(state, states, visits):
-        server, adding = (state, None) if aggregator is None else (state.own, state.aggregator)
-        results = tff.federated_map(run_client, (to_clients(server, visits), states, visits))
+    def next_round(server, client_states, visits):
+        server, adding = (server, None) if aggregator is None else (server.own, server.aggregator)
+        results = tff.federated_map(run_client, (to_clients(server, visits), client_states, visits))
         contribution = results.contribution
         adding, sums = add(adding, contribution)
         new_server = tff.federated_map(finish, (server, sums, collect(visits.info.client_id, contribution.rows)))
@@ -165,9 +166,10 @@ def _checked(algorithm, next_round, kinds):
     """
 
     def check(*arguments, **named):
-        if len(arguments) in (2, 3) and not named:  # TFF says what it takes if there are more or fewer
-            check_visits(arguments[1], arguments[2] if len(arguments) == 3 else None, kinds)
-            check_carried(algorithm.model, arguments[2])
+        given = of_round(arguments, named)
+        if "client_states" in given:  # otherwise TFF says what it takes
+            check_visits(given["client_states"], given.get("visits"), kinds)
+            check_carried(algorithm.model, given["visits"])
 
     return on_local_worker(next_round, check)
 

@@ -349,6 +349,8 @@ def _method(name: str, entries: dict, kind: str, folder: Path) -> MethodEntry:
         except InvalidArgument as error:
             more = "; a range draws real numbers: give a list of values" if isinstance(values, tuple) else ""
             raise InvalidArgument(f"{key}.search.{one}: {error}{more}") from error
+        if len(set(map(repr, found[one]))) < len(values):
+            raise InvalidArgument(f"{key}.search.{one}: a value is there twice in {values!r}")
         if isinstance(values, tuple) and not isinstance(found[one][0], float):
             raise InvalidArgument(
                 f"{key}.search.{one}: a range draws real numbers, and {one} is an integer: give a list of values"
@@ -373,8 +375,6 @@ def _values(key: str, given: Any, kind: str) -> list | tuple:
     plain = isinstance(given, list) and all(isinstance(v, bool | int | float | str | None) for v in given)
     if not plain or not given:
         raise InvalidArgument(f"{key} must be a list of values, or {{low = ..., high = ...}}; found {given!r}")
-    if len(set(map(repr, given))) < len(given):
-        raise InvalidArgument(f"{key}: a value is there twice in {given!r}")
     return given
 
 

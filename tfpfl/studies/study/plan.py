@@ -6,7 +6,7 @@ does next depends on its own results alone, never on how many processes work or 
 
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import kind_of
-from tfpfl.studies.search import at_the_edge, run_folder, rungs, written
+from tfpfl.studies.search import at_the_edge, of_search, run_folder, rungs, written
 from tfpfl.studies.study.file import DataSet, MethodEntry, Study
 
 Plan = Generator[list["Job"], list["Outcome"], "Cell"]
@@ -147,9 +147,7 @@ class _Jobs:
         return [self._of_search(setting, rounds, seed) for seed in self.study.search.seeds]
 
     def _of_search(self, setting: dict, rounds: int, seed: int) -> Job:
-        config = self.study.config(self.data, self.method, setting, seed, rounds)
-        # The last ten rounds are evaluated in any case: too few for `patience`, and settings get equal rounds.
-        config = replace(config, evaluate_every=0, patience=None)
+        config = of_search(self.study.config(self.data, self.method, setting, seed, rounds), self.rounds)
         base = self.out / "search" / self.data.name / self.method.name / f"{self._hash(config)}-s{seed}"
         folder = run_folder(base, rounds)  # an earlier, longer search may not have evaluated these rounds
         return Job(f"{self._name}, {written(setting)}, seed {seed}, {rounds} rounds", config, folder, False)

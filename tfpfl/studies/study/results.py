@@ -18,7 +18,7 @@ from tfpfl.runs.protocols import EV_LOCAL, SIDES, Protocol
 from tfpfl.studies.comparison import BASELINES, rows
 from tfpfl.studies.paper_tables import SCORE, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import told_classes, told_conditions, told_seen
+from tfpfl.studies.run_groups import group_runs, is_mixed, told_classes, told_conditions, told_seen
 from tfpfl.studies.search import VALIDATION, about_the_diverged, about_the_edge, written
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
@@ -69,13 +69,15 @@ class StudyResults:
         whole = [cell for cell in self.cells if cell.data.name == data and self._is_whole(cell)]
         finished = [self.records[folder] for cell in whole for folder in cell.folders.values()]
         baselines = [record for record in finished if record.config.algorithm in BASELINES]
+        sides = any(is_mixed(record, self.study.protocol) for record in finished)  # as the table has one head for all
         found = []
         for cell in whole:
             mine = [self.records[folder] for folder in cell.folders.values()]
-            every = {record.config.run_id: record for record in mine}  # two methods may have chosen the same settings
-            for record in baselines:
-                every.setdefault(record.config.run_id, record)
-            row: dict = rows(list(every.values()), self.study.protocol, BASELINES)[0]
+            # Two methods may have chosen the same settings; and which baseline is the first, all rows must agree on.
+            every = {record.config.run_id: record for record in (*baselines, *mine)}
+            records = list(every.values())
+            its_row = [mine[0].config.run_id in {r.config.run_id for r in s.records} for s in group_runs(records)]
+            row: dict = rows(records, self.study.protocol, BASELINES, sides=sides)[its_row.index(True)]
             found.append(row | {"algorithm": cell.method.title})
         return found
 

@@ -37,6 +37,7 @@ def run_suite(
         InvalidArgument: the study is wrong, or runs of it failed; the same call tries these again.
         Unavailable: the files of a data set are not on this machine; the message says how to get them.
     """
+    out = Path(out)
     results = run_study(study, out, processes=processes, tell=tell)
     if results.failures:
         raise InvalidArgument(
