@@ -18,6 +18,8 @@ from tfpfl.data import PARTITIONERS, Federation
 from tfpfl.engines.machines import MachinesError
 from tfpfl.runs import Run, training
 from tfpfl.runs.command import command
+from tfpfl.runs.config import RunError
+from tfpfl.runs.folders import remove_demo
 from tfpfl.runs.store import StoreError
 from tfpfl.studies import Record
 
@@ -56,8 +58,26 @@ def test_a_run_that_patience_ended_is_not_told_to_take_more_rounds(federation):
     tfpfl("run", "--federation", federation.path, *still, "--participation", 1, "--rounds", 9, "--out", "run")
     before = runs.saved("run")
     output = tfpfl("resume", "run", "--rounds", 12)
-    assert "Stopped before round 12: validation" in output and "Nothing was left" not in output
+    assert " of 12: validation" in output and "Nothing was left" not in output
     assert 0 < len(before["history"]) < 9 and runs.saved("run") == before
+
+
+def test_a_refused_resume_changes_nothing(federation, tmp_path):
+    tfpfl("run", "--federation", federation.path, *SMALL, "--create-only", "--out", "run")
+    before = (tmp_path / "run/config.json").read_text()
+    refused = error("resume", "run", "--rounds", 7, "--workers", "localhost:1")
+    assert "--workers is for --engine tff, found --engine local" in refused
+    assert (tmp_path / "run/config.json").read_text() == before
+
+
+def test_patience_without_validation_examples_is_refused(tmp_path):
+    """It could never stop the run."""
+    some = ("--dataset", "digits", "--clients", 5, "--patience", 12, "--rounds", 12, "--create-only")
+    assert "patience=12 looks at validation examples, and the federation has none" in error(
+        "run", *some, "--validation", 0, "--out", "run"
+    )
+    said = tfpfl("run", *some, "--validation", 0.2, "--evaluate-every", 5, "--out", "run")
+    assert "Warning: patience=12 cannot stop this run: of its 12 rounds 10 are evaluated." in said
 
 
 def test_run_resume_evaluate(federation, tmp_path):
@@ -156,6 +176,11 @@ def test_a_run_that_diverges(federation):
         (("run", "--algorithm", "fedavg", "--server-opt", "lion"), 1, "unknown server_opt 'lion'; .*momentum, adagrad"),
         (("partition", "x", "--tau", 3), 2, "unknown option --tau;.*options of partition round_robin: --classes-per"),
         (("run", "--tau", "three"), 2, "'three' is not a valid integer"),
+        # Of an option that is there twice the last counts, also for which other options there are.
+        (("run", "--algorithm", "pflego", "--algorithm", "fedavg", "--tau", 3), 2, "unknown option --tau;.*of fedavg"),
+        (("reproduce", "--plot", "q.png"), 2, "--plot: say of which experiment, as in tfpfl reproduce NAME"),
+        (("reproduce", "pflego-table1", "--over", "bytes"), 2, "--over says what --plot draws over: give --plot FILE"),
+        (("reproduce", "--write", "no/q.md"), 1, "no/q.md cannot be written: there is no folder no"),
         (("run", "--algorithm", "pflgo"), 1, "unknown algorithm 'pflgo'; did you mean 'pflego'?"),
         (("run", "--algorithm=pflgo"), 1, "unknown algorithm 'pflgo'; did you mean 'pflego'?"),
         (("run", "--partition", "idd"), 1, "unknown partition 'idd'; did you mean 'iid'?"),
@@ -344,6 +369,11 @@ def test_demo(tmp_path):
         f"{data}/{algorithm}" for data in ("few", "many") for algorithm in ("fedavg", "local", "pflego")
     ]
     assert {len(runs.saved(folder)["history"]) for folder in folders} == {2}
+    remove_demo(tmp_path)  # the folder demo in it is not the file
+    remove_demo(tmp_path / "demo")
+    assert all(folder.exists() for folder in folders)
+    with Run.open(folders[0]), pytest.raises(RunError, match="another run is being created or trained"):
+        remove_demo(folders[0])
     (tmp_path / "demo/few/pflego/demo").unlink()  # nothing else is replaced
     assert "pflego exists and is not empty" in error("demo", "--engine", "local", "--rounds", 1, "--out", "demo")
 

@@ -68,6 +68,10 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
         (["--algorithms", "pflego,local", "--columns", "gain over Local", "--set", "local.eta=-1"], "eta must be"),
         (["--algorithms", "fedavg,fedavg"], "FedAvg, seed 0, is there twice: name every method and every seed once"),
         (["--algorithms", "fedavg", "--seeds", "1,0,1"], "FedAvg, seed 1, is there twice"),
+        (
+            ["--algorithms", "pflego", "--columns", "std"],
+            "--columns says what FILE.tex has: give --write FILE.tex",
+        ),
         (["nowhere"], "--rounds: for the methods of --algorithms, which is not given: leave it out"),
         (
             ["nowhere", "--set", "pflego.tau=5"],
@@ -83,6 +87,7 @@ def test_compare_refuses_before_it_trains(tmp_path, args, message):
 
 
 def test_compare_refuses_a_folder_that_is_no_run(tmp_path):
+    assert "--out is for the runs of --algorithms, which is not given" in call("compare", "a", "--out", "b", code=2)
     assert "nowhere is not a run folder" in call("compare", "nowhere", code=1)
 
 
@@ -156,7 +161,7 @@ def test_sweep_takes_the_next_best_if_the_finalist_diverged(tmp_path, monkeypatc
     assert "\neta=0.3 was among the best with fewer rounds, but diverged with 3\n" in said and "Every" not in said
     assert "--rounds 3" in said.partition("The best setting again:")[2]
     found[0][1] = good._replace(score=math.nan)
-    assert "Every setting diverged: try smaller learning rates." in call(*args)
+    assert "every setting diverged: try smaller learning rates" in call(*args, code=1)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +169,12 @@ def test_sweep_takes_the_next_best_if_the_finalist_diverged(tmp_path, monkeypatc
     [
         ([], "give --grid or --random, one of the two"),
         (["--grid", "beta=0.1", "--random", "rho=0.1:1"], "give --grid or --random, one of the two"),
+        (
+            ["--grid", "beta=0.1", "--grid", "beta=0.2"],
+            "beta is searched twice: write all of its values into",
+        ),
+        (["--grid", "beta=0.1", "--beta", "7"], "--beta is searched, so that its option is not used: leave it out"),
+        (["--grid", "beta=0.1", "--draws", "3"], "--draws is for --random: --grid tries every combination"),
         (["--grid", "beta"], "write NAME=A,B,... for --grid and NAME=LOW:HIGH for --random"),
         (["--random", "beta=0.1"], "write NAME=A,B,... for --grid and NAME=LOW:HIGH for --random"),
         (["--random", "beta=a:b"], "--random takes two numbers, found 'beta=a:b'"),

@@ -88,6 +88,20 @@ def test_a_table_that_cannot_be_is_refused_in_one_line(table, tmp_path, args, me
     assert not (tmp_path / "f").exists()
 
 
+def test_a_fraction_for_validation_that_is_not_used_is_refused(table, tmp_path):
+    """Where every client has validation rows, it would be written down and change nothing."""
+    rows = list(csv.reader(table.open()))
+    parts = ["part", *(["train", "validation", "test"][i // 3 % 3] for i in range(30))]
+    with open(table, "w", newline="") as file:
+        csv.writer(file).writerows([*row, part] for row, part in zip(rows, parts, strict=True))
+    args = ["partition", "--from", table, "--client", "user", "--label", "state", "--split", "part"]
+    refused = call(*args, "--validation", 0.4, tmp_path / "f", code=2)
+    assert "column 'part' has some for every client: leave it out" in " ".join(refused.split())
+    assert not (tmp_path / "f").exists()
+    call(*args, tmp_path / "f")
+    assert Federation.load(tmp_path / "f").num_examples("validation").sum() == 9
+
+
 def test_a_column_without_a_table_is_refused(tmp_path):
     assert "--label names a column of a table: give the table with" in call("partition", "--label", "y", "f", code=2)
 

@@ -24,7 +24,9 @@ from tfpfl.runs.client_model import ClientModels
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunError
 from tfpfl.runs.run import Run
+from tfpfl.studies.advice import advise
 from tfpfl.studies.new_clients import adapt_new_clients
+from tfpfl.studies.records import Record
 
 CNN = '''
 import keras
@@ -124,6 +126,16 @@ def test_a_run_trains_on_features_that_are_computed_once(network, data, tmp_path
         assert exported.trunk is again.whole.trunk and exported.model is again.model
         assert exported.train[0].shape[1:] == (6,) and exported.raw("train").shape[1:] == data.example_shape
     assert through_the_trunk[2:] == [8]
+
+
+@pytest.mark.slow
+def test_advice_on_a_run_above_a_trunk(network, data, tmp_path):
+    """It took the raw examples for features of the trunk."""
+    runs.train(tmp_path / "run", data, network=network, **(ON_FEATURES | {"new_clients": 0}))
+    with Run.open(tmp_path / "run") as run:
+        found = advise(run, "test")
+        last = Record.read(tmp_path / "run").per_client("test", when="last")
+    assert {c.client: c.own_score for c in found.clients} == pytest.approx(last, abs=1e-6)
 
 
 def gives_the_same_logits(run, data):

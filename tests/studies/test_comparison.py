@@ -162,6 +162,19 @@ def test_who_chooses_among_fewer_classes_is_told(tmp_path):
 LABELS = {"pflego": "local", "local": "local", "fedavg": "global"}
 
 
+def test_means_over_seeds_that_do_not_compare_are_told():
+    """A run that was killed counts in its mean like a finished one; and a baseline may have fewer seeds."""
+    whole = [made("fedper", seed) for seed in (0, 1)]
+    assert not any("seeds" in note and "different" in note for note in comparison.notes(whole))
+    (note,) = [n for n in comparison.notes([whole[0], made("fedper", 1, rounds=4)]) if "different" in n]
+    assert note == (
+        "The mean of FedPer is over seeds with different rounds: "
+        f"{whole[0].rounds} of seed 0; 4 of seed 1. Curves end where the first does."
+    )
+    (note,) = [n for n in comparison.notes([*whole, made("local", 0)]) if "different" in n]
+    assert note == "Gains and p compare means over different seeds: Local 0; FedPer 0, 1."
+
+
 def test_runs_on_other_data_are_refused_before_any_training(six_clients, tmp_path):
     """Also a folder that is not empty, and a configuration that does not fit, of whatever run comes last."""
     first = RunConfig(algorithm="fedavg", federation=str(six_clients.path), rounds=1)

@@ -240,7 +240,9 @@ def test_a_seed_with_fewer_rounds_than_another_counts_in_no_mean(toy):
     console.print(ledger_tables.table("toy", cells, title="A toy", experiment=TOY))
     shown = " ".join(console.file.getvalue().split())
     assert said in shown and "200 x 2" in shown
-    shorter["stopped"] = "early stopping"  # it came to its own end
+    shorter |= {"stopped": "round 51 diverged: ...", "diverged": True}
+    assert ledgers.value(TOY, cells["digits | pflego"])[0] == 85.0
+    shorter |= {"stopped": "early stopping", "diverged": False}  # it came to its own end
     assert ledgers.value(TOY, cells["digits | pflego"])[0] == 80.0
     assert not ledgers.left_out(cells["digits | pflego"])
 
@@ -535,7 +537,7 @@ def test_the_table_at_equal_cost_says_of_how_many_seeds():
 @pytest.mark.slow
 def test_curves_over_costs(at_cost):
     out, experiment, _ = at_cost
-    records = figures.records_of(experiment, lambda cell, seed: run_folder(out, cell, seed), 1)
+    records = figures.records_of(experiment, lambda cell, seed: run_folder(out, cell, seed), [0])
     figure = figures.draw(experiment, records, ("rounds", "flops", "bytes"))
     accuracies = figure.axes[3:]
     assert [axes.get_xscale() for axes in accuracies] == ["linear", "log", "log"]

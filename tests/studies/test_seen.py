@@ -18,7 +18,8 @@ from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers import ledger_tables
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import render
-from tfpfl.studies.run_groups import paired, pairs_protocol, told_seen
+from tfpfl.studies.run_groups import paired, pairs_protocol
+from tfpfl.studies.told import told_seen
 
 FIRST = dict.fromkeys(range(5), 1)  # five of the eight clients took part, all in round 1
 

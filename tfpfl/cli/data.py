@@ -68,6 +68,17 @@ table_options = [
 ]
 
 
+def _all_have_validation(table: str, client: str, split: str) -> bool:
+    """Whether every client of a table has validation rows. Columns that the table lacks are refused later."""
+    from tfpfl.data.columns import table_columns
+
+    columns = table_columns(table, [client, split])
+    if not {client, split} <= set(columns):
+        return False
+    named, parts = (list(map(str, columns[name])) for name in (client, split))
+    return set(named) == {name for name, part in zip(named, parts, strict=True) if part == "validation"}
+
+
 @main.command(cls=RunCommand)
 @click.argument("out", type=click.Path(path_type=Path))
 @with_options(data_options)
@@ -98,6 +109,11 @@ def partition(
             raise click.UsageError("--test-fraction is for a table without --split: leave one of the two out")
         if client is None or not labels:
             raise click.UsageError("--from needs --client COLUMN and --label COLUMN")
+        if split is not None and options_given({"validation"}) and _all_have_validation(table, client, split):
+            raise click.UsageError(
+                f"--validation is for clients without validation rows, and column {split!r} has some for every client: "
+                "leave it out"
+            )
         federation = Federation.from_table(
             table,
             client=client,

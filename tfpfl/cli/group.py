@@ -7,7 +7,7 @@ import warnings
 import click
 
 from tfpfl.checks import TfpflError, TfpflWarning, check_address_space, one_line, unknown, verbose
-from tfpfl.cli.ending import end_with_signals, exit_code, exit_of
+from tfpfl.cli.ending import end_now, end_with_signals, exit_code, exit_of
 from tfpfl.cli.terminal import show_what_it_can
 
 
@@ -47,8 +47,8 @@ class Group(click.Group):
         try:
             return super().main(**how)
         except SystemExit:
-            if (code := exit_code()) is not None:
-                sys.exit(code)
+            if exit_code() is not None:
+                end_now()
             raise
 
     def parse_args(self, ctx, args):

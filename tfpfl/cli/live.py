@@ -400,7 +400,7 @@ def watch(url, run, token, once, patience, ca):
     type=click.Path(path_type=Path),
     default=Path("runs/demo-live"),
     show_default=True,
-    help="The run folder to make.",
+    help="The run folder to make; an earlier demo of this command in it is replaced.",
 )
 @click.option(
     "--clients", default=4, show_default=True, type=click.IntRange(2, 20), help="Number of devices that take part."
@@ -415,18 +415,17 @@ def demo_live(out, clients, rounds, seed):
     A server and its devices are processes, with a few digits each. The rounds are compared with a simulation. Nothing
     is downloaded, and nothing but this machine can reach the server.
     """
-    import shutil
     import time
 
     from rich.console import Console
 
     from tfpfl.live.demo import away_from_simulation, run_live
     from tfpfl.runs.config import RunConfig
+    from tfpfl.runs.folders import DEMO, remove_demo
     from tfpfl.runs.run import Run
     from tfpfl.studies.tables import protocols
 
-    if (out / "demo").exists():
-        shutil.rmtree(out)
+    remove_demo(out)
     config = RunConfig(
         hyperparameters={"beta": 0.1, "rho": 0.01},
         dataset="digits",
@@ -438,7 +437,7 @@ def demo_live(out, clients, rounds, seed):
         evaluate_every=5,
     )
     with Run.create(config, out):
-        (out / "demo").touch()  # a later demo may replace this folder
+        (out / DEMO).touch()
     started = time.monotonic()
     click.echo(f"A server and {clients} devices run {rounds} rounds; logs are in {out}")
     run_live(out, "--wait-for", str(clients))

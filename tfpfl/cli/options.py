@@ -31,7 +31,7 @@ class Picture(click.Path):
         kinds = FigureCanvasBase.get_supported_filetypes()
         if path.suffix and path.suffix[1:].lower() not in kinds:
             self.fail(f"{path} cannot be drawn: a picture is written as .{', .'.join(kinds)}", param, ctx)
-        return path
+        return path if path.suffix else path.with_name(f"{path.name}.png")  # what matplotlib would write
 
 
 class RunCommand(SectionedCommand):
@@ -118,11 +118,11 @@ def _section_of(option):
 
 def _given(args, name, default=...):
     flag = OPTIONS[name].flag
-    for i, arg in enumerate(args):
-        if arg == flag and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith(flag + "="):
-            return arg.split("=", 1)[1]
+    for i in reversed(range(len(args))):  # of an option that is there twice, click takes the last
+        if args[i].startswith(flag + "="):
+            return args[i].split("=", 1)[1]
+        if i and args[i - 1] == flag:
+            return args[i]
     return OPTIONS[name].default if default is ... else default
 
 

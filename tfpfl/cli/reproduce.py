@@ -6,6 +6,7 @@ from shlex import quote
 import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
+from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import OneOf, SectionedCommand
 from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, download_option
@@ -102,7 +103,7 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
     from rich.console import Console
 
     from tfpfl.runs.callbacks import Progress
-    from tfpfl.runs.files import write_whole
+    from tfpfl.runs.files import check_place, write_whole
     from tfpfl.studies import papers
     from tfpfl.studies.fitted_table import FittedTable
     from tfpfl.studies.papers import equal_cost, ledger_tables
@@ -110,6 +111,14 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
     from tfpfl.studies.papers.elsewhere import ledger_name
     from tfpfl.studies.plots import write_picture
 
+    if name is None:
+        unused = options_given({"plot", "over", "minutes", "rounds", "seeds", "first_seed", "scale", "only"})
+        if unused:
+            raise click.UsageError(f"{', '.join(unused)}: say of which experiment, as in tfpfl reproduce NAME")
+    if over and not plot:
+        raise click.UsageError("--over says what --plot draws over: give --plot FILE, too")
+    if write:
+        check_place(write)
     console, ledger = Console(), ledger or out / "ledger.json"
     own = None
     for other in add:
@@ -165,7 +174,8 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
         for line in ledger_tables.order_lines(papers.experiment(name), cells, "") if part == name else ():
             console.print(line, soft_wrap=True)
     if name is not None and plot:
-        write_picture(papers.draw(name, out, kw["scale"], own, over or ("rounds",), kw["only"]), plot)
+        drawn = range(kw["first_seed"], kw["first_seed"] + size.seeds) if seeds or kw["first_seed"] else None
+        write_picture(papers.draw(name, out, kw["scale"], own, over or ("rounds",), kw["only"], drawn), plot)
     if write:
         written = ledgers.notes(ledger.with_name(ledger.stem + "_notes.toml"))
         write_whole(write, ledger_tables.markdown(ledgers.load(ledger), written))

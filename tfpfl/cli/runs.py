@@ -138,7 +138,7 @@ def _print_run(run, console):
 
 def _print_stop(run):
     if run.stop_reason:
-        click.echo(f"Stopped before round {run.config.rounds}: {run.stop_reason}.")
+        click.echo(f"Stopped after round {run.store.round_num} of {run.config.rounds}: {run.stop_reason}.")
 
 
 @main.command()
@@ -152,13 +152,15 @@ def _print_stop(run):
 @with_options([allow_code_option, *machine_options, log_option, log_tables_option])
 def resume(folder, rounds, allow_code, logs, log_tables, **where):
     """Continue the run in FOLDER as if it had never stopped."""
+    from tfpfl.runs.config import read_config
     from tfpfl.runs.run import Run
 
     trackers = trackers_of(logs, log_tables)
     if allow_code:
         allow_code_of(folder)
+    machines = machines_of(read_config(folder).engine, **where)  # before the new number of rounds is saved
     with Run.open(folder, rounds=rounds) as run:
-        run.machines = machines_of(run.engine, **where)
+        run.machines = machines
         done = run.store.round_num
         for name, (then, now) in run.changed_versions.items():
             print(f"{name} was {then} and is {now}: the last bits of the numbers may differ", file=sys.stderr)
@@ -249,12 +251,15 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
     """
     from rich.console import Console
 
+    from tfpfl.runs.files import check_place
     from tfpfl.runs.run import Run
     from tfpfl.studies import new_clients, plots, tables
 
     if allow_code:
         allow_code_of(*runs)
     done = []
+    if csv_file:
+        check_place(csv_file)
     new_clients.check_same_clients(runs)
     for folder in runs:
         with Run.open(folder, engine="local") as run:
@@ -334,20 +339,15 @@ def demo(out, rounds, seed, engine):
 
 def _demo_run(folder, console, algorithm, **entries):
     """Trains a run of `demo`. Returns the content of its summary.json, and its results."""
-    import shutil
-
     from tfpfl.algorithms import get_method
     from tfpfl.runs.callbacks import Progress
     from tfpfl.runs.config import RunConfig
-    from tfpfl.runs.folders import locked_folder
+    from tfpfl.runs.folders import DEMO, remove_demo
     from tfpfl.runs.run import Run
 
-    if (folder / "demo").exists():
-        with locked_folder(folder) as lock:  # another demo may be running in it
-            shutil.rmtree(folder)
-        lock.release()
+    remove_demo(folder)
     config = RunConfig(algorithm=algorithm, hyperparameters=DEMO_SETTINGS[algorithm], **entries)
     with Run.create(config, folder) as run:
-        (folder / "demo").touch()  # tells a later demo that it may replace this folder
+        (folder / DEMO).touch()
         run.train([Progress(f"{folder.parent.name}, {get_method(algorithm).title}".ljust(12), console)])
         return run.write_summary(), run.results()

@@ -128,6 +128,8 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
     if not names and (flags := options_given({"settings", "seeds", *RUN_NAMES, *DATA_NAMES, "federation"})):
         raise click.UsageError(f"{', '.join(flags)}: for the methods of --algorithms, which is not given: leave it out")
+    if not names and options_given({"out"}):
+        raise click.UsageError("--out is for the runs of --algorithms, which is not given; --write names a file")
     hyper: dict[str, dict[str, Any]] = {name: {} for name in names}
     for setting in settings:
         whose, _, value = setting.rpartition("=")
@@ -153,6 +155,8 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     given = [Record.read(folder) for folder in folders]
     columns = columns_of(kw["columns"])
     comparing.check_columns(columns, [*(record.config for record in given), *configs])
+    if options_given({"columns"}) and not any(path.suffix == ".tex" for path in write):
+        raise click.UsageError("--columns says what FILE.tex has: give --write FILE.tex")
     check_comparable(given)
     check_different(given)
     if allow_code:
@@ -247,10 +251,17 @@ def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code
             found = [value_of(p) for p in parts] if into is values else tuple(map(float, parts))
         except ValueError as error:
             raise click.UsageError(f"--random takes two numbers, found {text!r}") from error
-        into[name.replace("-", "_")] = found
+        name = name.replace("-", "_")
+        if name in values or name in ranges:
+            raise click.UsageError(f"{name} is searched twice: write all of its values into one --grid")
+        into[name] = found
     if bool(values) == bool(ranges):
         raise click.UsageError("give --grid or --random, one of the two; each may be repeated")
+    if not ranges and options_given({"draws"}):
+        raise click.UsageError("--draws is for --random: --grid tries every combination")
     hyper = hyperparameters_of(algorithm, preset, kw)
+    if both := [f"--{name.replace('_', '-')}" for name in (*values, *ranges) if name in hyper]:
+        raise click.UsageError(f"{', '.join(both)} is searched, so that its option is not used: leave it out")
     common = {name: kw[name] for name in SEARCH_NAMES} | data_arguments(kw)
     config = RunConfig(algorithm=algorithm, preset=preset, hyperparameters=hyper, seed=seed, **common)
     if allow_code:
@@ -269,8 +280,7 @@ def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code
     console.print(rungs(found, config))
     good = searching.ranked(found)
     if not good:
-        click.echo("Every setting diverged: try smaller learning rates.")
-        return
+        raise click.ClickException("every setting diverged: try smaller learning rates")
     best = good[0]
     diverged = searching.about_the_diverged((c.hyperparameters, c.rounds, c.score) for stage in found for c in stage)
     tried = [c.hyperparameters for c in found[0]]

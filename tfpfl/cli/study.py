@@ -83,6 +83,8 @@ def study(file: Path, out: Path | None, processes: int, columns: str, allow_code
     click.echo(f"Written to {out}: {', '.join(path.name for path in results.files)}")
     for note in results.notes:
         click.echo(one_line(note))
+    if not any(results.by_data.values()) and not results.failures:
+        raise click.ClickException("no method came to its end with all seeds: the lines above say why")
     if results.failures:
         raise click.ClickException(
             f"{len(results.failures)} runs failed; they are named above. The same command tries them again"

@@ -17,7 +17,7 @@ from tfpfl.data.reading import value_range
 from tfpfl.models.split import SplitModel
 
 
-def check_fits(algorithm: Algorithm, federation) -> None:
+def check_fits(algorithm: Algorithm, federation: Any) -> None:
     """Checks that an algorithm was built for this federation.
 
     Raises:

@@ -13,6 +13,7 @@ from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunError
 from tfpfl.runs.locks import InUse, Lock
 
 STATE = "state.sqlite"
+DEMO = "demo"  # the empty file in a run folder of a demo, which a later demo may replace
 LIVE = "live.sqlite"  # if there is one, the heads are on devices: see `tfpfl.live`
 _LOCK = f"{STATE}.lock"  # a creation makes it first: where it is not, all else is the user's own
 _LEFTOVERS = (NETWORK, NETWORK_CODE, f"{NETWORK}.new", METHOD, METRIC.format(name="*"), "config.json.new", _LOCK)
@@ -113,6 +114,18 @@ def locked_folder(folder: Path) -> Iterator[Lock]:
     except BaseException:
         lock.release()
         raise
+
+
+def remove_demo(folder: Path) -> None:
+    """Deletes the run folder of an earlier demo, which has the file `DEMO`; any other folder is left alone.
+
+    Raises:
+        RunError: the demo is still running.
+    """
+    if (folder / DEMO).is_file() and (folder / "config.json").is_file():  # a folder of this name may be anything
+        with locked_folder(folder) as lock:
+            shutil.rmtree(folder)
+        lock.release()
 
 
 def check_free(folder: Path, was_locked: bool | None = None) -> None:

@@ -1,11 +1,13 @@
 """What a run needs besides its data: packages, metrics that are known, and no entry that would change nothing."""
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, warn_user
+from tfpfl.data import Federation
 from tfpfl.engines.engine import check_engine
 from tfpfl.runs.aggregators import PRIVATE
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import as_metric
 from tfpfl.runs.privacy import require_accounting
+from tfpfl.runs.protocols import LAST_ROUNDS
 
 
 def check_needs(config: RunConfig) -> None:
@@ -23,6 +25,28 @@ def check_needs(config: RunConfig) -> None:
         as_metric(name, config.kind)
     if config.aggregator in PRIVATE or config.secure_noise is not None:
         require_accounting()  # the summary needs it, perhaps hours later
+
+
+def check_patience(config: RunConfig, federation: Federation) -> None:
+    """Checks that `patience` has validation examples to look at; warns if it cannot stop the run in its rounds.
+
+    Raises:
+        InvalidArgument: it has none.
+    """
+    if config.patience is None:
+        return
+    if not federation.num_examples("validation").any():
+        raise InvalidArgument(
+            f"patience={config.patience} looks at validation examples, and the federation has none, so that the run "
+            "would never stop: raise --validation, or leave patience out"
+        )
+    every, last = config.evaluate_every, max(config.rounds - LAST_ROUNDS, 0)
+    evaluated = config.rounds - last + (last // every if every else 0)
+    if evaluated <= config.patience:
+        warn_user(
+            f"patience={config.patience} cannot stop this run: of its {config.rounds} rounds {evaluated} are "
+            "evaluated. Evaluate more often (--evaluate-every), or take less patience"
+        )
 
 
 def _check_used(config: RunConfig) -> None:

@@ -48,7 +48,7 @@ from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder
 from tfpfl.runs.metrics import known_metrics
-from tfpfl.runs.needs import check_needs as check_needs
+from tfpfl.runs.needs import check_needs, check_patience
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import plain, summary_after, totals, write_clients, write_history, write_summary
@@ -149,12 +149,12 @@ class Run:
             federation: the data.
 
         Raises:
-            InvalidArgument: the configuration does not fit the data or the method, or the network's file might run code
-                that was not allowed.
+            InvalidArgument: it does not fit the data or the method, or its network's file might run forbidden code.
         """
         network_file, config = config.network_file, config.resolved(federation)
         config = own_networks.described(config, network_file, federation)
         check_objective(config)
+        check_patience(config, federation)
         run = cls(folder, config, federation, network_file, config.engine)
         if config.schedule is not None:
             check_follows(run.recipe.method(run.model, run.population), config.schedule_of)

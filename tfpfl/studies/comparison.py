@@ -23,8 +23,9 @@ from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.folders import check_free
 from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
+from tfpfl.runs.needs import check_needs
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
-from tfpfl.runs.run import Run, check_needs
+from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import (
@@ -37,11 +38,8 @@ from tfpfl.studies.run_groups import (
     measured,
     paired,
     pairs_protocol,
-    told_classes,
-    told_conditions,
-    told_seen,
-    told_splits,
 )
+from tfpfl.studies.told import told_classes, told_conditions, told_lengths, told_seen, told_splits
 
 BASELINES = ("local", "fedavg_ft")
 COLUMNS = (  # of every table from `rows`; some are NaN, or left out, where the runs have no such number
@@ -246,7 +244,7 @@ def notes(records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str 
         seen = pairs_protocol(records, protocol, pairs).clients == "seen"
         whose = "clients that both methods had seen" if seen else "all clients, seen or not"
         told.append(f"Gains, p and shares of clients that are worse: of {whose}.")
-    return [sentence for sentence in (*told, told_splits(records)) if sentence]
+    return [sentence for sentence in (*told, told_lengths(records, BASELINES), told_splits(records)) if sentence]
 
 
 def _row(

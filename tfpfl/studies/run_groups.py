@@ -14,7 +14,7 @@ import numpy as np
 from tfpfl.algorithms.modules_beside import sha256_of, with_beside
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data.kinds import CLASSIFICATION, ScoreName
-from tfpfl.runs import participation, protocols, statistics
+from tfpfl.runs import protocols, statistics
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import in_unit
 from tfpfl.runs.protocols import EV_ALL, Protocol
@@ -170,90 +170,17 @@ def sides(group: RunGroup, protocol: Protocol = EV_ALL) -> list[Side]:
     found = []
     for i, (which, word) in enumerate(zip(protocols.SIDES, SIDE_WORDS, strict=True)):
         numbers = [counted[i] for r in group.records if (counted := r.seen_counts(protocol))]
-        found.append(Side(group, protocol._replace(clients=which), f"{_span(numbers)} {word}"))
+        found.append(Side(group, protocol._replace(clients=which), f"{span(numbers)} {word}"))
     return found
 
 
 SIDE_WORDS = ("seen", "never seen")
 
 
-def _span(numbers: Sequence[int]) -> str:
+def span(numbers: Sequence[int]) -> str:
+    """'3', or '3 to 5' if the numbers differ."""
     low, high = min(numbers), max(numbers)
     return f"{low}" if low == high else f"{low} to {high}"
-
-
-def told_seen(records: Sequence[Record], protocol: Protocol = EV_ALL) -> str:
-    """A sentence: how many clients had taken part in the last round of a protocol; '' if it has no such clients."""
-    if protocol.clients not in ("all", *protocols.SIDES):
-        return ""
-    scored = [r for r in records if protocols.rows_of(r.evaluations, protocol._replace(clients="all"))]
-    counted = [r.seen_counts(protocol) for r in scored]
-    known = [c for c in counted if c]
-    if not scored:
-        return ""
-    if len(known) < len(scored):
-        runs = "of these runs" if not known else f"of {len(scored) - len(known)} of these runs"
-        return f"It is not known which clients {runs} had taken part."
-    if not any(never for _, never in known) and not any(is_mixed(r, protocol) for r in scored):
-        return f"All clients had taken part by round {max(max(r.took_part.values(), default=0) for r in scored)}."
-    seen, never = (_span(side) for side in zip(*known, strict=True))
-    return f"In the last round {seen} clients had taken part, and {never} never. {participation.SIDES_TOLD}"
-
-
-def told_splits(records: Sequence[Record]) -> str:
-    """A sentence: whether the seeds have one split of the data; '' if there is one seed."""
-    if len({r.config.seed for r in records}) < 2:
-        return ""
-    splits = {r.config.federation_hash: r.config.data_seed for r in records}
-    if len(splits) == 1:
-        return f"All seeds have one split of the data, that of data seed {next(iter(splits.values()))}."
-    return (
-        f"The runs have {len(splits)} splits of the data, with the data seeds "
-        f"{', '.join(map(str, sorted(set(splits.values()))))}: intervals over seeds are also over splits."
-    )
-
-
-_CONDITIONS = (  # what is the same for all methods of a fair comparison; `by_setting` names what differs in one method
-    *("network", "participation", "sampling", "sampling_range", "dropout", "dropout_spread", "client_seconds"),
-    *("client_seconds_spread", "jitter", "round_deadline", "joins", "leaves", "on_broken", "max_norm", "clip_norm"),
-    *("objective", "schedule", "aggregator", "aggregator_args", "secure"),
-)
-
-
-def told_conditions(records: Sequence[Record], titles: Sequence[str] = ()) -> str:
-    """What differs between methods besides themselves, as a sentence, or ''. `titles`: of each run's method."""
-    found, methods = [], titles or _methods(records)
-    for name in ("rounds", *_CONDITIONS):
-        of_methods: dict[str, set] = {}
-        values: dict[str, list[str]] = {}
-        for record, title in zip(records, methods, strict=True):
-            value = str(record.rounds if name == "rounds" else getattr(record.config, name))
-            of_methods.setdefault(title, set()).add(value)
-            if title not in values.setdefault(value, []):
-                values[value].append(title)
-        if any(each != next(iter(of_methods.values())) for each in of_methods.values()):
-            found.append(f"{name} {', '.join(f'{value} ({_listed(names)})' for value, names in values.items())}")
-    return f"The methods were run under different conditions: {'; '.join(found)}." if found else ""
-
-
-def told_classes(records: Sequence[Record]) -> str:
-    """A sentence if some methods choose among a client's own classes and others among all; '' otherwise."""
-    titles: dict[str | None, list[str]] = {}
-    for record, title in zip(records, _methods(records), strict=True):
-        found = titles.setdefault(record.config.labels if record.classes_differ else None, [])
-        if title not in found:
-            found.append(title)
-    own, every = titles.get("local", []), titles.get("global", [])
-    if not own or not every or set(own) == set(every):
-        return ""
-    return (
-        f"Labels are local for {_listed(own)}, whose heads choose among the client's own classes, and global for "
-        f"{_listed(every)}, whose heads choose among all. The second is harder: a part of the difference may be this."
-    )
-
-
-def _listed(titles: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(titles[:-1]), titles[-1])))
 
 
 def pairs_protocol(records: Sequence[Record], protocol: Protocol = EV_ALL, pairs: str = "seen") -> Protocol:
@@ -440,13 +367,6 @@ def _short(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _methods(records: Sequence[Record]) -> list[str]:
-    """The title of each run's method, as in `by_setting`: no two methods have the same."""
-    methods = [_setting(record.config)[0] for record in records]
-    titles = _titles({method: record.title for method, record in zip(methods, records, strict=True)})
-    return [titles[method] for method in methods]
-
-
 def _titles(methods: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:
     """{(algorithm, sha256 of the user's own, else ''): title}, so that no two of them have the same title."""
     found = {}
@@ -457,3 +377,10 @@ def _titles(methods: dict[tuple[str, str], str]) -> dict[tuple[str, str], str]:
             title = f"{title}, {algorithm}{version}"
         found[algorithm, sha256] = title
     return found
+
+
+def methods_of(records: Sequence[Record]) -> list[str]:
+    """The title of each run's method, as in `by_setting`: no two methods have the same."""
+    methods = [_setting(record.config)[0] for record in records]
+    titles = _titles({method: record.title for method, record in zip(methods, records, strict=True)})
+    return [titles[method] for method in methods]

@@ -27,8 +27,9 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.folders import STATE
 from tfpfl.runs.metrics import kind_of
+from tfpfl.runs.needs import check_needs
 from tfpfl.runs.protocols import SIDES, Protocol
-from tfpfl.runs.run import Run, check_needs
+from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record

@@ -179,7 +179,7 @@ def held_out_of(run: Any, split: str) -> tuple[list[tuple], int]:
         theta = algorithm.global_model(message).theta
 
     def examples(client: int, part: str, weights: Any) -> Examples:
-        x, y = federation.arrays(client, part, labels="global")
+        x, y = run.examples.arrays(client, part, labels="global")  # of a frozen trunk, its features
         weights = tuple(map(tf.constant, weights))
         phi = run.model.features_in_chunks(weights, tf.nest.map_structure(tf.constant, x), EVALUATION_CHUNK).numpy()
         return Examples(phi, np.asarray(y), federation.classes(client) if classes_local else None)

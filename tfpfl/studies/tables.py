@@ -122,7 +122,7 @@ def protocols(results: list, title: str, counts: tuple[int, int] | None = None) 
         table.add_column(column, justify="right")
     pooled = {(r.model, r.clients, r.when, r.split): r.score for r in results if r.mean == "examples"}
     for r in results:
-        if r.mean == "clients":
+        if r.mean == "clients" and r.num_clients:  # no client has examples of a split that was not made
             examples = shown_score(named, pooled.get((r.model, r.clients, r.when, r.split), math.nan))
             cells = (
                 shown_score(named, r.score, r.score_ci95),

@@ -158,7 +158,8 @@ def reproduce(
                     absent[dataset] = f"the data set {dataset} is not here"
                 except DivergedError as error:
                     why = str(error)
-            _note(path, entry, found, cell, seed, out, scale, size, command, absent.get(dataset, why))
+            told = absent.get(dataset, why)
+            _note(path, entry, found, cell, seed, out, scale, size, command, told, diverged=why is not None)
     return ledgers.load(path).get(entry, {})
 
 
@@ -169,6 +170,7 @@ def draw(
     table: Experiment | None = None,
     over: Sequence[str] = ("rounds",),
     only: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
 ):
     """Draws the learning curves of a table's runs at a scale, or a figure of `FIGURES`, as a matplotlib Figure.
 
@@ -179,6 +181,8 @@ def draw(
         table: from `table_on`; it replaces the table's cells.
         over: of a table: what its curves are drawn over, of 'rounds', 'seconds', 'flops' and 'bytes'.
         only: words; only cells whose name has all of them are drawn.
+        seeds: those whose runs are drawn; of a figure, the first that was measured. None: from 0 on, as many as the
+            largest scale has.
 
     Raises:
         InvalidArgument: an unknown experiment, or one of which nothing was run in `out`.
@@ -186,12 +190,12 @@ def draw(
     from tfpfl.studies.papers import figures
 
     found = experiment(name)
+    seeds = range(max(size.seeds for size in found.sizes.values())) if seeds is None else seeds
     if isinstance(found, Picture):
-        data = _read(_data(out, name, 0))
+        data = next(filter(None, (_read(_data(out, name, seed)) for seed in seeds)), None)
         if not data:
             raise InvalidArgument(f"there is nothing to draw: nothing of {name} was run in {out}")
         return found.draw(data)
-    seeds = max(size.seeds for size in found.sizes.values())
     found = table or found.at(found.sizes[scale])
     found = found._replace(cells=tuple(cell for cell in found.cells if _has_words(cell, only)))
     return figures.draw(found, figures.records_of(found, lambda cell, seed: run_folder(out, cell, seed), seeds), over)
@@ -281,7 +285,7 @@ def _write(path: Path, data: dict) -> None:
     write_whole(path, json.dumps(data) + "\n")
 
 
-def _note(path, name, experiment, cell, seed, out, scale, size, command, why) -> None:
+def _note(path, name, experiment, cell, seed, out, scale, size, command, why, diverged) -> None:
     """Adds a cell to the ledger."""
     folder = run_folder(out, cell, seed)
     try:
@@ -294,7 +298,8 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why) ->
             found["not run"] = why
             return
         found.pop("not run", None)
-        now, before = ledgers.entry(record, scale, size.rounds, command), found["seeds"].get(str(seed), {})
+        now = ledgers.entry(record, scale, size.rounds, command, diverged)
+        before = found["seeds"].get(str(seed), {})
         if record.rounds > size.rounds and all(before.get(name) == now[name] for name in ("run", "rounds")):
             now |= {name: before[name] for name in ("scale", "asked", "command")}  # of the command that made the rounds
         found["seeds"][str(seed)] = now

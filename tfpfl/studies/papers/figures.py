@@ -4,7 +4,7 @@ The loss is what a client reports in its visit: before its last local step, on t
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -104,17 +104,17 @@ def _line(axes, seeds: list[dict], times: float, spent: dict[int, float], how: d
     return line
 
 
-def records_of(experiment: Experiment, folder_of, seeds: int) -> dict[tuple[str, str, str], list[Record]]:
+def records_of(experiment: Experiment, folder_of, seeds: Iterable[int]) -> dict[tuple[str, str, str], list[Record]]:
     """{(column, method, label): records of the seeds} of all finished runs of an experiment.
 
     Args:
         experiment: gives the cells.
         folder_of: function (cell, seed) -> its run folder.
-        seeds: number of seeds to look for, from 0.
+        seeds: the seeds to look for.
     """
     found = {}
     for cell in experiment.cells:
-        folders = [Path(folder_of(cell, seed)) for seed in range(seeds)]
+        folders = [Path(folder_of(cell, seed)) for seed in seeds]
         there = [Record.read(folder) for folder in folders if (folder / "summary.json").exists()]
         if there:
             found[cell.column, cell.method, cell.label] = there

@@ -159,7 +159,7 @@ def method_title(method: str, label: str = "") -> str:
     return get_method(method).title + (f", {label}" if label else "")
 
 
-def entry(record: Record, scale: str, asked: int, command: str) -> dict:
+def entry(record: Record, scale: str, asked: int, command: str, diverged: bool = False) -> dict:
     """The entry of the ledger for a run: what was asked for, the numbers, and how to find the run again.
 
     Args:
@@ -167,12 +167,14 @@ def entry(record: Record, scale: str, asked: int, command: str) -> dict:
         scale: the scale that was asked for.
         asked: the number of rounds that was asked for.
         command: the command line that ran it.
+        diverged: whether it ended since it diverged.
     """
     found = {
         "scale": scale,
         "rounds": record.rounds,
         "asked": asked,
         "stopped": record.summary.get("stopped"),
+        **({"diverged": True} if diverged else {}),
         "seconds": round(float(sum(row["seconds"] for row in record.history)), 1),
         "seconds a round": record.seconds_per_round,
         "clients": record.seen_counts(),  # that had taken part by the last round, and that had not; null: unknown
@@ -227,7 +229,8 @@ def comparable(cell: dict | None) -> dict[str, dict]:
     """
     seeds = (cell or {}).get("seeds", {})
     most = max((entry["rounds"] for entry in seeds.values()), default=0)
-    return {seed: entry for seed, entry in seeds.items() if entry["rounds"] == most or entry.get("stopped")}
+    ended = {seed for seed, entry in seeds.items() if entry.get("stopped") and not entry.get("diverged")}
+    return {seed: entry for seed, entry in seeds.items() if entry["rounds"] == most or seed in ended}
 
 
 def left_out(cell: dict | None) -> dict[str, dict]:

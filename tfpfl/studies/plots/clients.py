@@ -32,7 +32,8 @@ from tfpfl.studies.plots.style import (
     words,
 )
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import Side, clients, group_runs, paired, sides, told_seen
+from tfpfl.studies.run_groups import Side, clients, group_runs, paired, sides
+from tfpfl.studies.told import told_seen
 
 
 @in_style

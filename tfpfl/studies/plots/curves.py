@@ -27,7 +27,8 @@ from tfpfl.studies.plots.style import (
     words,
 )
 from tfpfl.studies.records import SPENT, Record
-from tfpfl.studies.run_groups import RunGroup, Side, group_runs, is_mixed, sides, told_seen
+from tfpfl.studies.run_groups import RunGroup, Side, group_runs, is_mixed, sides
+from tfpfl.studies.told import told_seen
 
 
 @in_style

@@ -14,15 +14,8 @@ from tfpfl.runs.files import write_whole
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
-from tfpfl.studies.run_groups import (
-    RunGroup,
-    check_comparable,
-    group_runs,
-    told_classes,
-    told_conditions,
-    told_seen,
-    told_splits,
-)
+from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs
+from tfpfl.studies.told import told_classes, told_conditions, told_lengths, told_seen, told_splits
 
 BASELINES = ("local", "fedavg_ft")  # what personalization has to beat: training alone, and plain fine-tuning
 
@@ -154,7 +147,7 @@ def _warnings(records) -> list[str]:
             told.append(f"{r.title}, seed {r.config.seed}, stopped after round {r.rounds}: {stopped}.")
         elif r.rounds < r.config.rounds:
             told.append(f"{r.title}, seed {r.config.seed}, has {r.rounds} of its {r.config.rounds} rounds.")
-    told.extend(filter(None, (told_conditions(records), told_classes(records))))
+    told.extend(filter(None, (told_lengths(records), told_conditions(records), told_classes(records))))
     for what in ("head_init", "engine", "evaluate_every"):
         by_value: dict[str, list[str]] = {}
         for r in records:

@@ -12,9 +12,10 @@ from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.studies import plots
 from tfpfl.studies.plots.clients import WORST
 from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
-from tfpfl.studies.run_groups import RunGroup, clients, measured, paired, pairs_protocol, sides, told_seen
+from tfpfl.studies.run_groups import RunGroup, clients, measured, paired, pairs_protocol, sides
 from tfpfl.studies.tables import WORST as WORST_TENTH
 from tfpfl.studies.tables import bytes_text
+from tfpfl.studies.told import told_seen
 
 _DOTS = 400  # in one row of a plot; with more, the distribution is drawn as a curve
 _ALL = f"{str(EV_ALL)[:1].upper()}{str(EV_ALL)[1:]}."

@@ -18,10 +18,11 @@ from tfpfl.runs.protocols import EV_LOCAL, SIDES, Protocol
 from tfpfl.studies.comparison import BASELINES, rows
 from tfpfl.studies.paper_tables import SCORE, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import group_runs, is_mixed, told_classes, told_conditions, told_seen
+from tfpfl.studies.run_groups import group_runs, is_mixed
 from tfpfl.studies.search import VALIDATION, about_the_diverged, about_the_edge, written
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
+from tfpfl.studies.told import told_classes, told_conditions, told_seen
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from tfpfl.data import Federation
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.metrics import kind_of, told_score
-from tfpfl.runs.run import Run, check_needs
+from tfpfl.runs.needs import check_needs
+from tfpfl.runs.run import Run
 from tfpfl.studies.comparison import check_columns
 from tfpfl.studies.paper_tables import SCORE
 from tfpfl.studies.records import Record

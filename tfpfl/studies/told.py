@@ -1,0 +1,109 @@
+"""Sentences that a reader of a comparison needs: who had taken part, what differs, which means are not alike."""
+
+from collections.abc import Sequence
+
+from tfpfl.runs import participation, protocols
+from tfpfl.runs.protocols import EV_ALL, Protocol
+from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import group_runs, is_mixed, methods_of, span
+
+
+def told_seen(records: Sequence[Record], protocol: Protocol = EV_ALL) -> str:
+    """A sentence: how many clients had taken part in the last round of a protocol; '' if it has no such clients."""
+    if protocol.clients not in ("all", *protocols.SIDES):
+        return ""
+    scored = [r for r in records if protocols.rows_of(r.evaluations, protocol._replace(clients="all"))]
+    counted = [r.seen_counts(protocol) for r in scored]
+    known = [c for c in counted if c]
+    if not scored:
+        return ""
+    if len(known) < len(scored):
+        runs = "of these runs" if not known else f"of {len(scored) - len(known)} of these runs"
+        return f"It is not known which clients {runs} had taken part."
+    if not any(never for _, never in known) and not any(is_mixed(r, protocol) for r in scored):
+        last = max(max((r.took_part or {}).values(), default=0) for r in scored)
+        return f"All clients had taken part by round {last}."
+    seen, never = (span(side) for side in zip(*known, strict=True))
+    return f"In the last round {seen} clients had taken part, and {never} never. {participation.SIDES_TOLD}"
+
+
+def told_lengths(records: Sequence[Record], baselines: Sequence[str] = ()) -> str:
+    """Sentences on means that do not compare: over seeds with different rounds, and beside a baseline of other seeds.
+
+    Args:
+        records: the runs.
+        baselines: names of algorithms; the first of them among the runs is what gains and p are computed with.
+    """
+    found, told = group_runs(records), []
+    for s in found:
+        rounds: dict[int, list[str]] = {}
+        for record in s.records:
+            rounds.setdefault(record.rounds, []).append(str(record.config.seed))
+        if len(rounds) > 1:
+            which = "; ".join(f"{n} of seed {', '.join(seeds)}" for n, seeds in sorted(rounds.items(), reverse=True))
+            told.append(
+                f"The mean of {s.label} is over seeds with different rounds: {which}. Curves end where the first does."
+            )
+    first = next((s for name in baselines for s in found if s.algorithm == name), None)
+    seeds_of = {s.label: sorted(record.config.seed for record in s.records) for s in found}
+    if first is not None and (others := [name for name, its in seeds_of.items() if its != seeds_of[first.label]]):
+        shown = "; ".join(f"{name} {', '.join(map(str, seeds_of[name]))}" for name in (first.label, *others))
+        told.append(f"Gains and p compare means over different seeds: {shown}.")
+    return " ".join(told)
+
+
+def told_splits(records: Sequence[Record]) -> str:
+    """A sentence: whether the seeds have one split of the data; '' if there is one seed."""
+    if len({r.config.seed for r in records}) < 2:
+        return ""
+    splits = {r.config.federation_hash: r.config.data_seed for r in records}
+    if len(splits) == 1:
+        return f"All seeds have one split of the data, that of data seed {next(iter(splits.values()))}."
+    seeds = sorted({seed for seed in splits.values() if seed is not None})
+    return (
+        f"The runs have {len(splits)} splits of the data, with the data seeds {', '.join(map(str, seeds))}: intervals "
+        "over seeds are also over splits."
+    )
+
+
+_CONDITIONS = (  # what is the same for all methods of a fair comparison; `by_setting` names what differs in one method
+    *("network", "participation", "sampling", "sampling_range", "dropout", "dropout_spread", "client_seconds"),
+    *("client_seconds_spread", "jitter", "round_deadline", "joins", "leaves", "on_broken", "max_norm", "clip_norm"),
+    *("objective", "schedule", "aggregator", "aggregator_args", "secure"),
+)
+
+
+def told_conditions(records: Sequence[Record], titles: Sequence[str] = ()) -> str:
+    """What differs between methods besides themselves, as a sentence, or ''. `titles`: of each run's method."""
+    found, methods = [], titles or methods_of(records)
+    for name in ("rounds", *_CONDITIONS):
+        of_methods: dict[str, set] = {}
+        values: dict[str, list[str]] = {}
+        for record, title in zip(records, methods, strict=True):
+            value = str(record.rounds if name == "rounds" else getattr(record.config, name))
+            of_methods.setdefault(title, set()).add(value)
+            if title not in values.setdefault(value, []):
+                values[value].append(title)
+        if any(each != next(iter(of_methods.values())) for each in of_methods.values()):
+            found.append(f"{name} {', '.join(f'{value} ({_listed(names)})' for value, names in values.items())}")
+    return f"The methods were run under different conditions: {'; '.join(found)}." if found else ""
+
+
+def told_classes(records: Sequence[Record]) -> str:
+    """A sentence if some methods choose among a client's own classes and others among all; '' otherwise."""
+    titles: dict[str | None, list[str]] = {}
+    for record, title in zip(records, methods_of(records), strict=True):
+        found = titles.setdefault(record.config.labels if record.classes_differ else None, [])
+        if title not in found:
+            found.append(title)
+    own, every = titles.get("local", []), titles.get("global", [])
+    if not own or not every or set(own) == set(every):
+        return ""
+    return (
+        f"Labels are local for {_listed(own)}, whose heads choose among the client's own classes, and global for "
+        f"{_listed(every)}, whose heads choose among all. The second is harder: a part of the difference may be this."
+    )
+
+
+def _listed(titles: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(titles[:-1]), titles[-1])))
