@@ -16,6 +16,7 @@ from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION, Candidate
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
+OF_GAINS = ["--columns", "gain over Local", "--write", "table.tex"]
 SMALL = ["--dataset", "digits", "--clients", "5", "--participation", "0.4", "--rounds", "3"]
 
 
@@ -65,7 +66,7 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
         (["--algorithms", "pflego", "--plot", "no/curves.png"], "no/curves.png cannot be written: there is no folder"),
         (["--algorithms", "pflego", "--columns", "accurracy"], "unknown column 'accurracy'; did you mean 'accuracy'"),
         (["--algorithms", "pflego", "--columns", "gain over Local"], "unknown column 'gain over Local'"),
-        (["--algorithms", "pflego,local", "--columns", "gain over Local", "--set", "local.eta=-1"], "eta must be"),
+        (["--algorithms", "pflego,local", "--set", "local.eta=-1", *OF_GAINS], "eta must be"),
         (["--algorithms", "fedavg,fedavg"], "FedAvg, seed 0, is there twice: name every method and every seed once"),
         (["--algorithms", "fedavg", "--seeds", "1,0,1"], "FedAvg, seed 1, is there twice"),
         (

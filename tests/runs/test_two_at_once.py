@@ -157,11 +157,12 @@ def test_a_report_is_not_written_of_another_configuration_than_that_of_the_run(a
 def test_a_demo_does_not_replace_a_demo_that_is_running(tmp_path):
     folder = tmp_path / "few" / "pflego"
     folder.mkdir(parents=True)
-    (folder / "demo").touch()
+    for name in ("demo", "config.json"):
+        (folder / name).touch()
     with held_by_another_process(folder / "state.sqlite") as process:
         found = CliRunner().invoke(main, ["demo", "--engine", "local", "--out", str(tmp_path)])
         assert found.exit_code == 1 and re.search(told(folder, process.pid), found.output)
-    assert files(folder) == {"demo", "state.sqlite.lock"}
+    assert files(folder) == {"demo", "config.json", "state.sqlite.lock"}
 
 
 def test_locks_tell_their_owner(tmp_path):

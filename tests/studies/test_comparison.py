@@ -124,7 +124,7 @@ def test_conditions_that_differ_between_methods_are_told():
 def test_conditions_of_a_changed_copy_are_told_although_it_has_the_title_of_its_original():
     original, copy = made("pflego", participation=0.2), made("pflego", participation=1.0, folder="copy")
     copy.config.algorithm = "my_pflego.py:PFLEGO"
-    copy.config.own_method = {"title": original.title, "sha256": 64 * "a"}
+    copy.config.own_method = {"title": original.title, "sha256": 64 * "a", "function": "PFLEGO"}
     (told,) = [note for note in comparison.notes([original, copy]) if "conditions" in note]
     assert told == (
         "The methods were run under different conditions: participation 0.2 (PFLEGO), 1.0 (PFLEGO, "
@@ -166,7 +166,9 @@ def test_means_over_seeds_that_do_not_compare_are_told():
     """A run that was killed counts in its mean like a finished one; and a baseline may have fewer seeds."""
     whole = [made("fedper", seed) for seed in (0, 1)]
     assert not any("seeds" in note and "different" in note for note in comparison.notes(whole))
-    (note,) = [n for n in comparison.notes([whole[0], made("fedper", 1, rounds=4)]) if "different" in n]
+    evaluations = [score for score in whole[1].evaluations if score.round_num <= 4]
+    killed = replace(whole[1], history=whole[1].history[:4], evaluations=evaluations)
+    (note,) = [n for n in comparison.notes([whole[0], killed]) if "different" in n]
     assert note == (
         "The mean of FedPer is over seeds with different rounds: "
         f"{whole[0].rounds} of seed 0; 4 of seed 1. Curves end where the first does."

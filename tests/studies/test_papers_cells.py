@@ -186,7 +186,7 @@ def test_a_page_of_the_documentation_lists_every_cell():
 def test_a_cell_can_be_measured_in_its_own_way():
     table = EXPERIMENTS["pgfed-table1"]
     babu, avg = (next(c for c in table.cells if c.method == m) for m in ("fedbabu", "fedavg"))
-    found = {"seeds": {"0": {"accuracy": {"pgfed": [80.0, 1.0], "final": [70.0, 1.0]}}}}
+    found = {"seeds": {"0": {"rounds": 300, "accuracy": {"pgfed": [80.0, 1.0], "final": [70.0, 1.0]}}}}
     assert ledgers.measured(table, babu, found) == (70.0, 1.0)
     assert ledgers.measured(table, avg, found) == (80.0, 1.0)
     entry = {"rounds": 300, "asked": 300, "scale": "full", "stopped": None, "seconds": 1.0, "run": "r", "command": "c"}
