@@ -295,10 +295,9 @@ def check_penalty(eta: float, implicit_prox: bool = False, **coefficients: float
     check_rates(**coefficients)
     for name, value in coefficients.items():
         if eta * value >= 2 and not implicit_prox:
-            warnings.warn(
+            warn_user(
                 f"{name}={value} with a rate of {eta} is too large: explicit steps on the penalty diverge where rate * "
-                f"{name} >= 2, here {eta * value:g}. Use implicit_prox=True, or a smaller rate",
-                stacklevel=3,
+                f"{name} >= 2, here {eta * value:g}. Use implicit_prox=True (--implicit-prox), or a smaller rate"
             )
 
 

@@ -18,7 +18,6 @@ effect. xi_ii can be negative if alpha (I - 1) > sigma. Then there is a warning;
 others to sums of at most 1.
 """
 
-import warnings
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -29,7 +28,7 @@ from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import divided, factor
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
-from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates, warn_user
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
@@ -157,10 +156,9 @@ def fedamp(
     check_penalty(eta, implicit_prox, **{"lam / alpha": lam / alpha})
     closest = alpha * (population.num_clients - 1) / sigma
     if closest > 1 and not rescale:
-        warnings.warn(
+        warn_user(
             f"alpha (I - 1) / sigma is {closest:.3g}: where models are close, the weights of others sum to more than 1 "
-            "and a client's own is negative; take a smaller alpha, a larger sigma, or rescale=True",
-            stacklevel=2,
+            "and a client's own is negative; take a smaller alpha, a larger sigma, or rescale=True (--rescale)"
         )
     solver: dict[str, Any] = {"eta": eta, "steps": steps, "epochs": epochs, "batch_size": batch_size}
     solver |= {"momentum": momentum, "client_opt": client_opt}

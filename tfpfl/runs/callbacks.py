@@ -9,7 +9,6 @@ import itertools
 import os
 import socket
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.scalar.summary import scalar_pb
 
-from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.checks import InvalidArgument, check_choice, warn_user
 from tfpfl.data.kinds import ACCURACY
 from tfpfl.runs.metrics import DIRECTIONS, NEITHER
 
@@ -113,14 +112,14 @@ class TensorBoard(Callback):
                     self._write(step=row["round"], summary=scalar_pb(name.replace(" ", "/"), value))
             self._writer.flush()
         except tf.errors.OpError as error:  # not a reason to end the run: history.csv has the same numbers
-            warnings.warn(f"TensorBoard events of round {row['round']} were not written: {error}", stacklevel=2)
+            warn_user(f"TensorBoard events of round {row['round']} were not written: {error}")
 
     def end(self, training):
         """Closes the event file after the last round; a write error gives a warning only."""
         try:
             self._writer.close()
         except tf.errors.OpError as error:
-            warnings.warn(f"the last TensorBoard events were not written: {error}", stacklevel=2)
+            warn_user(f"the last TensorBoard events were not written: {error}")
 
     def _write(self, **event):
         self._writer.write(Event(wall_time=time.time(), **event).SerializeToString())

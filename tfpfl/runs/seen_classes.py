@@ -5,10 +5,9 @@
 
 import hashlib
 import json
-import warnings
 from pathlib import Path
 
-from tfpfl.checks import TfpflWarning, one_line
+from tfpfl.checks import one_line, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.omniglot import DRAWERS
 
@@ -28,11 +27,9 @@ def warn_of_shared_classes(network: Path, federation: Federation) -> None:
         known = known.get("before")
     if shared:
         what, first = manifest["source"]["name"], sorted(shared)[0]
-        warnings.warn(
+        warn_user(
             f"{network} was trained on {len(shared)} of this federation's classes of {what}, such as {one_line(first)}:"
-            " test scores are too good for classes that a backbone has not seen. Choose others with --only-classes",
-            TfpflWarning,
-            stacklevel=2,
+            " test scores are too good for classes that a backbone has not seen. Choose others with --only-classes"
         )
 
 
