@@ -172,12 +172,14 @@ def test_what_it_does_not_begin(make_run, tmp_path):
     with make_run(tmp_path / "dropouts", dropout=0.3) as run:
         with pytest.raises(InvalidArgument, match="drop out"):
             LiveRounds(run, Rules(), 0.0)
-    for name, (settings, why) in {
-        "patience": ({"patience": 2}, "without --patience"),
-        "metrics": ({"metrics": ("balanced_accuracy",)}, r"\(balanced_accuracy\), and devices"),
-    }.items():
-        with make_run(tmp_path / name, **settings) as run, pytest.raises(InvalidArgument, match=why):
-            LiveRounds(run, Rules(), 0.0)
+    for name, value, why in (
+        ("patience", 2, "without --patience"),
+        ("metrics", ("balanced_accuracy",), r"\(balanced_accuracy\), and devices"),
+    ):
+        with make_run(tmp_path / name) as run:
+            setattr(run.config, name, value)
+            with pytest.raises(InvalidArgument, match=why):
+                LiveRounds(run, Rules(), 0.0)
 
 
 @pytest.mark.slow
