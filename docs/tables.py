@@ -14,8 +14,8 @@ README = DOCS.parent / "README.md"
 LEGEND = (
     "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h, n those weights "
     "of the backbone that stay with the client, M features, I the clients of the population, K and C the classes, "
-    "candidates a hyperparameter. Where the message is per client, the server keeps d numbers or more for every client; "
-    "in FedPAC a head, in pFedHN a short vector."
+    "candidates a hyperparameter. Where the message is per client, the server keeps d numbers or more for every "
+    "client; in FedPAC a head, in pFedHN a short vector."
 )
 
 
