@@ -273,9 +273,7 @@ def value(experiment: Experiment, cell: dict | None, name: str | None = None) ->
     if experiment.measures == GAIN:
         own, after = (float(np.mean(column)) for column in zip(*pairs, strict=True))
         return own, after
-    if (
-        len(pairs) == 1 < len(comparable(cell))
-    ):  # of several seeds one has such clients: no interval stands for the others
+    if len(pairs) == 1 < len(comparable(cell)):  # one of several seeds has such clients: its interval is not theirs
         return pairs[0][0], float("nan")
     return over_seeds(pairs)
 
