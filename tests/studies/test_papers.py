@@ -111,6 +111,9 @@ def test_orderings():
     assert descending(("c",), ("a",), ("b",))(values) and descending(("a", "c"), ("b",))(values)
     assert not descending(("a",), ("c",))(values) and not descending(("c",), ("b",), ("a",))(values)
     assert descending(("a",), ("z",))(values) is None
+    # One wrong pair decides, whatever is missing.
+    assert descending(("c",), ("a",), ("z",))(values) is None
+    assert descending(("a",), ("c",), ("z",))(values) is False and descending(("z",), ("a",), ("c",))(values) is False
     assert lowest("b")(values) and not lowest("a")(values) and lowest("z")(values) is None
     assert highest("c")(values) and not highest("a")(values)
     assert at_least("a", 3.0)(values) and not at_least("a", 3.01)(values) and at_least("z", 1)(values) is None
@@ -409,6 +412,24 @@ def test_the_ledger_in_words(toy):
     assert "* digits | fedavg: too few rounds" in written and "About." in written
     assert "* digits: PFLEGO > FedAvg: **" in written and "tfpfl reproduce toy" in written
     assert "digits | pflego: seed 0 " + cells["digits | pflego"]["seeds"]["0"]["run"] in written
+
+
+def test_all_tables_at_a_glance(toy, monkeypatch):
+    few = Size(2, 1, {"participation": 0.5}, "half of the clients a round")
+    monkeypatch.setattr(ledger_tables, "EXPERIMENTS", {"toy": TOY._replace(sizes=TOY.sizes | {"smoke": few})})
+    monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": TOY._replace(sizes=TOY.sizes | {"smoke": few})})
+    cells = {
+        "digits | pflego": seeds((90.0, 1.0), (90.1, 1.0), (90.2, 1.0)),
+        "digits | fedavg": seeds((80.0, 1.0)),
+    }
+    for cell_, rounds in zip(cells.values(), (6, 4), strict=True):
+        for entry in cell_["seeds"].values():
+            entry |= {"rounds": rounds, "stopped": False, "seconds": 1.0, "command": "", "run": ""}
+    *_, whole, small = ledger_tables._overview({"toy": cells, "toy, smoke": cells})[-1].splitlines()
+    # PFLEGO agrees (the interval of 90, 90.1, 90.2 lies within a point of 90), FedAvg has one seed, the order holds.
+    assert whole == "| toy | 2 of 3 | 4-6 | 1-3 | 1 | 0 | 0 | 0 | 1 | 1 of 1 |"
+    assert small == "| toy, smoke | 2 of 3 | 4-6 | 1-3 | - | - | - | - | - | - |"
+    assert ledger_tables._overview({}) == []
 
 
 def test_words_for_columns_of_unequal_length_and_for_what_is_missing():

@@ -1,5 +1,6 @@
 """The ledger as tables for the terminal and as docs/reproduction.md."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,8 @@ from tfpfl.studies.papers.ledger import (
 )
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.run_groups import SIDE_WORDS
+
+_AGREEMENTS = ("agrees", "above", "below", "unclear", "one seed")  # the verdicts of `agreement` on a cell
 
 
 def table(
@@ -105,10 +108,10 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
 
     Args:
         ledger: from `load`.
-        notes: from `notes`: {experiment: {cell: why it may disagree}}, and {'about': {experiment: a paragraph}}.
+        notes: from `notes`: {experiment: {cell: why it may disagree}}, and {'about': {experiment: paragraphs}}.
     """
     notes = notes or {}
-    parts = [_HEAD]
+    parts = [_HEAD, *_overview(ledger)]
     for name, experiment in EXPERIMENTS.items():
         for part, scale in ledgers.parts(name).items():
             if part in ledger or not scale:
@@ -117,6 +120,41 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
         if name in ledger:
             parts += _picture(name, picture, ledger[name], notes.get("about", {}).get(name))
     return "\n\n".join(parts) + "\n"
+
+
+def _overview(ledger: dict) -> list[str]:
+    """A table of all experiments that were run: how much of each there is, and how many cells agree with the paper."""
+    lines = []
+    for name, experiment in EXPERIMENTS.items():
+        for part, scale in ledgers.parts(name).items():
+            cells = ledger.get(part, {})
+            rows = _rows(experiment, cells, compared=not scale)
+            done = [row for row in rows if row["seeds"]]
+            if not done:
+                continue
+            counts = Counter(row["agreement"] for row in done)
+            compared = any(counts[word] for word in _AGREEMENTS)
+            told = [str(counts[word]) if compared else "-" for word in _AGREEMENTS]
+            orders = Counter() if scale else Counter(verdict.held for verdict in verdicts(experiment, cells))
+            decided = orders["holds"] + orders["fails"]
+            seen = [comparable(cell) for cell in cells.values()]
+            rounds = [entry["rounds"] for seeds in seen for entry in seeds.values()]
+            amounts = [f"{len(done)} of {len(rows)}", _range(rounds), _range([len(seeds) for seeds in seen if seeds])]
+            held = f"{orders['holds']} of {decided}" if decided else "-"
+            lines.append(f"| {' | '.join([part, *amounts, *told, held])} |")
+    if not lines:
+        return []
+    names = ["table", "cells run", "rounds", "seeds", *_AGREEMENTS, "orders that hold"]
+    head = f"| {' | '.join(names)} |\n|---|{'---:|' * (len(names) - 1)}"
+    return [
+        "All tables at a glance. A part called laptop is smaller than the paper's, and is not compared with it.",
+        "\n".join([head, *lines]),
+    ]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """'4' or '5-200'."""
+    return "-".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
 def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: dict) -> list[str]:

@@ -20,13 +20,16 @@ def best_or_near(method: str) -> Callable:
 
 
 def descending(*groups) -> Callable:
-    """Holds if every method of a group has a larger value than every method of the next group."""
+    """Holds if every method of a group has a larger value than every method of the next group.
+
+    One pair in the wrong order is enough to fail, whatever is missing.
+    """
 
     def holds(values):
-        if any(name not in values for group in groups for name in group):
-            return None
-        pairs = (pair for a, b in zip(groups, groups[1:], strict=False) for pair in product(a, b))
-        return all(values[x][0] > values[y][0] for x, y in pairs)
+        pairs = [pair for a, b in zip(groups, groups[1:], strict=False) for pair in product(a, b)]
+        if not all(values[x][0] > values[y][0] for x, y in pairs if x in values and y in values):
+            return False
+        return True if all(name in values for group in groups for name in group) else None
 
     return holds
 
