@@ -181,6 +181,36 @@ def test_the_shared_head_is_the_minimum():
         assert float(loss) < min(map(float, others))
 
 
+@pytest.mark.parametrize("name", ["regression", "quantile:0.3", "huber"])
+def test_the_shared_head_does_not_depend_on_the_unit_of_the_targets(name):
+    """A current in A or in uA, a price in euros or in millions: the same head, in the other unit."""
+    rng = np.random.default_rng(4)
+    head, x = one_head(rng), rng.normal(size=(300, FEATURES))
+    y = drawn("regression", x, head, rng)
+    found = {}
+    for unit in (1e-9, 1.0, 1e6):
+        kind = head_kind(f"huber:{0.5 * unit!r}" if name == "huber" else name)
+        found[unit] = fit_shared(kind, [Examples(x, unit * y)], OUTPUTS)
+    for unit, its in found.items():
+        np.testing.assert_allclose(its.kernel / unit, found[1.0].kernel, atol=1e-6)
+        np.testing.assert_allclose(its.bias / unit, found[1.0].bias, atol=1e-6)
+    assert np.abs(found[1.0].kernel - head.kernel).max() < 0.3  # and it is the planted one, but for the noise
+
+
+def test_the_test_of_a_clients_losses_does_not_depend_on_their_unit():
+    rng = np.random.default_rng(6)
+    losses = rng.gamma(2.0, size=(8, 2, 20))
+
+    def adjusted(unit):
+        found = [
+            HeldOut(i, "", unit * a, unit * b, unit * a.mean(), unit * b.mean()) for i, (a, b) in enumerate(losses)
+        ]
+        return [(c.p_value, c.adjusted, c.better) for c in decide(found, KINDS["regression"].score).clients]
+
+    assert adjusted(2.0**-60) == adjusted(1.0) == adjusted(2.0**40)
+    assert [p for p, *_ in adjusted(1.0)] == [scipy.stats.ttest_rel(a, b).pvalue for a, b in losses]
+
+
 def test_the_shared_head_chooses_among_a_clients_classes():
     """Otherwise a head with two outputs would beat it by knowing which two classes the client has."""
     rng = np.random.default_rng(2)

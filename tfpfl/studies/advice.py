@@ -134,7 +134,7 @@ def decide(clients: Sequence[HeldOut], named: ScoreName, *, left_out: int = 0, s
     (gain, half, p, side), (loss_gain, loss_half, loss_p, loss_side) = map(_over_clients, (gains, losses))
     by_score, by_loss = _said(gain, p, side), _said(loss_gain, loss_p, loss_side)
     verdict = {1: "help", -1: "hurt", 0: "none" if len(clients) > 6 else "few"}[by_score or by_loss]
-    each = np.array([_paired(c.shared_losses - c.own_losses) for c in clients])
+    each = np.array([_paired(c.shared_losses, c.own_losses) for c in clients])
     adjusted = benjamini_hochberg(each)
     found = [
         ClientAdvice(
@@ -204,13 +204,18 @@ def _said(gain: float, p_value: float, side: float) -> int:
     return 0 if p_value >= LEVEL / 2 or side * gain <= 0 else 1 if gain > 0 else -1
 
 
-def _paired(differences: np.ndarray) -> float:
-    """Student's two-sided p-value that the mean of the differences is 0; NaN with fewer than two of them."""
-    d = np.asarray(differences, np.float64)
+def _paired(losses: np.ndarray, others: np.ndarray) -> float:
+    """Student's two-sided p-value that two losses of the same examples have one mean; NaN with fewer than two examples.
+
+    What is rounding depends on the size of the losses: those of small targets, such as 0.000001 A, are tiny themselves.
+    """
+    both = np.array([losses, others], np.float64)
+    d, rounding = both[0] - both[1], 1e-12 * np.abs(both).max(initial=0.0)
     if len(d) < 2:
         return math.nan
-    if np.ptp(d) <= 1e-9 * max(1.0, float(np.abs(d).max())):  # all are equal: the test of signs
-        return 1.0 if abs(d[0]) < 1e-12 else 2.0 ** (1 - len(d))
+    largest = np.abs(d).max()
+    if np.ptp(d) <= max(1e-9 * largest, rounding):  # all are equal: the test of signs
+        return 1.0 if largest <= rounding else 2.0 ** (1 - len(d))
     return float(stats.ttest_1samp(d, 0.0).pvalue)
 
 

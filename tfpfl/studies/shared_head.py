@@ -1,7 +1,9 @@
 """One head for all clients, on the features of a trained backbone, and how well it predicts beside the clients' own.
 
 It is fitted to the pooled training examples by L-BFGS on decorrelated features, with the loss of the run's kind. How
-strongly its weights are held back (a ridge penalty) is chosen on a fifth of these training examples.
+strongly its weights are held back (a ridge penalty) is chosen on a fifth of these training examples. Targets that are
+numbers are divided by their standard deviation meanwhile: L-BFGS ends where losses and gradients are small, which they
+would be from the start for small targets, such as 0.000001 A.
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from scipy.optimize import minimize
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines.rounds import Messages
 from tfpfl.engines.visit import EVALUATION_CHUNK
-from tfpfl.models.heads import HeadKind
+from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.weights import Head
 from tfpfl.runs.client_model import ClientModels
 
@@ -42,7 +44,7 @@ def fit_shared(kind: HeadKind, clients: Sequence[Examples], outputs: int) -> Hea
         The kernel [M, outputs] and the bias [outputs], float64.
     """
     phi = np.concatenate([np.asarray(c.features, np.float64) for c in clients])
-    y = np.concatenate([c.labels for c in clients])
+    y, kind, unit = _in_their_unit(np.concatenate([c.labels for c in clients]), kind)
     mask = np.zeros([len(phi), outputs]) if any(c.classes is not None for c in clients) else None
     if mask is not None:
         mask += np.concatenate([np.broadcast_to(_mask(c.classes, outputs), [len(c.labels), outputs]) for c in clients])
@@ -59,7 +61,20 @@ def fit_shared(kind: HeadKind, clients: Sequence[Examples], outputs: int) -> Hea
         losses[penalty] = _loss(kind, x[~tuned], y[~tuned], _rows(mask, ~tuned), weights) if (~tuned).any() else penalty
     best = min(losses, key=lambda penalty: losses[penalty])
     w = _minimum(kind, x, y, mask, best, path[best])
-    return Head(whiten @ w[:-1], w[-1] - center @ whiten @ w[:-1])
+    return Head(unit * (whiten @ w[:-1]), unit * (w[-1] - center @ whiten @ w[:-1]))
+
+
+def _in_their_unit(y: np.ndarray, kind: HeadKind) -> tuple[np.ndarray, HeadKind, float]:
+    """(targets with the standard deviation 1, the kind for them, the number that they were divided by)."""
+    if kind.label.name not in ("regression", "huber", "quantile"):  # classes, and counts, have no unit
+        return y, kind, 1.0
+    y = np.asarray(y, np.float64)
+    unit = float(np.sqrt(np.square(y - y.mean(0)).mean()))
+    if not 0 < unit < np.inf:
+        return y, kind, 1.0
+    if kind.label.name == "huber" and kind.label.parameter is not None:  # it is in the unit of the targets
+        kind = head_kind(kind.label._replace(parameter=kind.label.parameter / unit))
+    return y / unit, kind, unit
 
 
 def _mask(classes: np.ndarray | None, outputs: int) -> np.ndarray:
