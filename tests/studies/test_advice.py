@@ -141,6 +141,41 @@ def test_the_direction_of_the_score_decides():
         decide([], score)
 
 
+def test_one_client_whose_own_model_diverged_does_not_decide():
+    """Own heads are better, but that of client 3 overflows: it has the lowest rank, and no test of its own."""
+    rng = np.random.default_rng(8)
+    kind, x, diverged = (
+        head_kind("poisson"),
+        rng.normal(size=(20, 10, FEATURES)),
+        Head(np.full((FEATURES, 1), 1e4), [0]),
+    )
+    found, ranks = [], []
+    for i in range(20):
+        its = Examples(x[i], rng.poisson(1.0, size=(10, 1)).astype(float))
+        zero, worse = Head(np.zeros((FEATURES, 1)), [0.0]), Head(np.zeros((FEATURES, 1)), [1 + 0.01 * i])
+        (own_losses, own), (losses, shared) = (
+            measured(kind, head, its, False) for head in (diverged if i == 3 else zero, worse)
+        )
+        found.append(HeldOut(i, f"c{i}", own_losses, losses, own, shared))
+        ranks.append(-1e9 if i == 3 else shared - own)
+    assert found[3].own_score == np.inf and not np.isnan([c.own_losses for c in found]).any()
+    advice = decide(found, KINDS["poisson"].score)
+    assert advice.p_value == pytest.approx(scipy.stats.wilcoxon(ranks).pvalue)
+    assert (advice.verdict, advice.gain, advice.half) == ("none", -np.inf, np.inf) and "mean deviance +inf, p=" in (
+        advice.sentence
+    )
+    assert np.isnan(advice.clients[3].p_value) and advice.clients[3].better == ""
+    assert advice.entries()["gain"] is None and advice.entries()["p_value"] == advice.p_value
+    both = [c._replace(own_losses=found[3].own_losses, shared_losses=found[3].own_losses) for c in found[:8]]
+    same = [c._replace(own_score=np.inf, shared_score=np.inf) for c in both]
+    assert decide(same, KINDS["poisson"].score)[:3] == ("none", KINDS["poisson"].score, 0.0)
+
+
+def test_a_single_client_has_no_interval():
+    only = HeldOut(0, "c0", np.ones(3), np.ones(3), 0.75, 0.5)
+    assert "+25.0 points, p=1" in decide([only], ACCURACY).sentence
+
+
 def test_benjamini_and_hochberg_step_up():
     rng = np.random.default_rng(5)
     for _ in range(20):

@@ -220,14 +220,18 @@ def wilcoxon(values, than, direction: str = "max") -> Wilcoxon:
     pairs without ties, otherwise from the normal approximation; NaN if no pair differs. Infinite gains have the highest
     ranks.
     """
-    present = _present(gains(values, than) * (1 if direction == "max" else -1))
-    most = 2 * np.abs(present[np.isfinite(present)]).max(initial=1.0)
-    present = np.clip(present, -most, most)  # scipy gives NaN for infinity; the ranks stay the same
+    present = ranked(_present(gains(values, than) * (1 if direction == "max" else -1)))
     zeros = int((present == 0).sum())
     if zeros == len(present):
         return Wilcoxon(math.nan, math.nan, 0, zeros)
     found = stats.wilcoxon(present[present != 0], alternative="greater")
     return Wilcoxon(float(found.statistic), float(found.pvalue), len(present) - zeros, zeros)
+
+
+def ranked(differences) -> np.ndarray:
+    """The differences with a large number in place of infinity, for which scipy gives NaN; the ranks stay the same."""
+    most = 2 * np.abs(differences[np.isfinite(differences)]).max(initial=1.0)
+    return np.clip(differences, -most, most)
 
 
 def over_seeds(values) -> tuple[float, float]:

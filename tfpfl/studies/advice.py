@@ -59,7 +59,7 @@ class ClientAdvice(NamedTuple):
     shared_score: float
     gain: float  # how much better the own head's score is; less than 0 if it is worse
     loss_gain: float  # how much less the own head's mean loss is
-    p_value: float  # of the paired test of the losses, two-sided; NaN with fewer than two examples
+    p_value: float  # of the paired test of the losses, two-sided; NaN with fewer than two examples, or an infinite loss
     adjusted: float  # the p-value after Benjamini and Hochberg
     better: str  # 'own' or 'shared', where the test tells them apart; else ''
 
@@ -70,7 +70,7 @@ class Advice(NamedTuple):
     verdict: str  # a key of `VERDICTS`
     named: ScoreName
     gain: float  # mean over clients of how much better the own head's score is
-    half: float  # half its 95 % interval over clients (Student's t)
+    half: float  # half its 95 % interval over clients (Student's t); NaN for one client, infinite if a gain is
     p_value: float  # Wilcoxon's signed-rank test, two-sided; 1 if no client differs
     loss_gain: float  # the same three for the mean loss
     loss_half: float
@@ -92,7 +92,8 @@ class Advice(NamedTuple):
         digits, name = ("+.1f", "") if self.named.is_fraction else ("+.3g", f"{word(self.named)} ")
         mean, low, high = (f"{x:{digits}}" for x in (changes[0], min(changes), max(changes)))
         points = " points" if self.named.is_fraction else ""
-        told = f"{VERDICTS[self.verdict]}: {name}{mean}{points} [{low}, {high}], p={self.p_value:.2g}"
+        interval = f" [{low}, {high}]" if math.isfinite(self.half) else ""  # one client, or one that diverged, has none
+        told = f"{VERDICTS[self.verdict]}: {name}{mean}{points}{interval}, p={self.p_value:.2g}"
         if self.verdict in ("help", "hurt") and self.p_value >= LEVEL / 2:
             told += f" (by the loss: {-self.loss_gain:+.3g}, p={self.loss_p_value:.2g})"
         clear = [c for c in self.clients if c.better == "own"]
@@ -189,9 +190,8 @@ def _pairs(values: Sequence[tuple[Any, Any]]) -> np.ndarray:
 
 def _over_clients(gains: np.ndarray) -> tuple[float, float, float, float]:
     """(mean, half its 95 % interval, p-value of Wilcoxon's test, on whose side its ranks are: more than 0 for own)."""
-    mean, n = float(gains.mean()), len(gains)
-    half = float(stats.t.ppf(0.975, n - 1) * gains.std(ddof=1) / math.sqrt(n)) if n > 1 else math.nan
-    differ = gains[gains != 0]  # `statistics.gains` has rounded what is equal but for rounding
+    mean, half = statistics.over_seeds(gains)
+    differ = statistics.ranked(gains[gains != 0])  # `statistics.gains` has rounded what is equal but for rounding
     if not len(differ):
         return mean, half, 1.0, 0.0
     plus = float(stats.rankdata(np.abs(differ)) @ (differ > 0))
@@ -201,18 +201,21 @@ def _over_clients(gains: np.ndarray) -> tuple[float, float, float, float]:
 
 def _said(gain: float, p_value: float, side: float) -> int:
     """What one of the two tests over clients says: 1 that own heads are better, -1 that they are worse, or 0."""
-    return 0 if p_value >= LEVEL / 2 or side * gain <= 0 else 1 if gain > 0 else -1
+    if not (p_value < LEVEL / 2 and side * gain > 0):  # also where the gains have no mean
+        return 0
+    return 1 if gain > 0 else -1
 
 
 def _paired(losses: np.ndarray, others: np.ndarray) -> float:
-    """Student's two-sided p-value that two losses of the same examples have one mean; NaN with fewer than two examples.
+    """Student's two-sided p-value that two losses of the same examples have one mean.
 
-    What is rounding depends on the size of the losses: those of small targets, such as 0.000001 A, are tiny themselves.
+    It is NaN with fewer than two examples, or with an infinite loss. What is rounding depends on the size of
+    the losses: those of small targets, such as 0.000001 A, are tiny themselves.
     """
     both = np.array([losses, others], np.float64)
-    d, rounding = both[0] - both[1], 1e-12 * np.abs(both).max(initial=0.0)
-    if len(d) < 2:
+    if both.shape[1] < 2 or not np.isfinite(both).all():
         return math.nan
+    d, rounding = both[0] - both[1], 1e-12 * np.abs(both).max()
     largest = np.abs(d).max()
     if np.ptp(d) <= max(1e-9 * largest, rounding):  # all are equal: the test of signs
         return 1.0 if largest <= rounding else 2.0 ** (1 - len(d))

@@ -19,6 +19,7 @@ from tfpfl.engines.visit import EVALUATION_CHUNK
 from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.weights import Head
 from tfpfl.runs.client_model import ClientModels
+from tfpfl.runs.scores import or_worst
 
 PENALTIES = (100.0, 10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-5)
 _ABSENT = -1e9  # added to the output of a class that a client does not have
@@ -129,7 +130,7 @@ def _minimum(
 
 
 def measured(kind: HeadKind, head: Head, examples: Examples, own: bool) -> tuple[np.ndarray, float]:
-    """(float [n], the loss of every example; the score) of a head.
+    """(float [n], the loss of every example; the score) of a head; infinity in place of what is not finite.
 
     Args:
         kind: the kind of the head.
@@ -147,10 +148,11 @@ def measured(kind: HeadKind, head: Head, examples: Examples, own: bool) -> tuple
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=z)
     else:
         losses = tf.reduce_sum(kind.losses(z, tf.cast(y, z.dtype)), 1)
+    each = or_worst(losses.numpy())
     if kind.counts:
         y = tf.cast(y, tf.int32) if kind.label.is_classes else y
-        return losses.numpy(), float(np.mean(kind.correct(z, y).numpy()))
-    return losses.numpy(), float(kind.score(z, y))
+        return each, float(np.mean(kind.correct(z, y).numpy()))
+    return each, float(or_worst(kind.score(z, y)))
 
 
 def held_out_of(run: Any, split: str) -> tuple[list[tuple], int]:
