@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tfpfl.runs.metrics import shown_score
 from tfpfl.runs.protocols import (
     EV_ALL,
     EV_LOCAL,
@@ -76,6 +77,15 @@ def test_the_four_parts_of_a_protocol():
     assert test(mean="clients", when="last10").worst_decile == pytest.approx((0.5 + 0.4) / 2)
     assert test(mean="clients", when="last").num_clients == 2
     assert find(found, split="validation", when="last", mean="clients").num_clients == 3
+
+
+def test_one_client_has_no_interval():
+    """The interval is averaged over the rounds that have one: with a cohort of one client there is none, not 0."""
+    alone, pair = rows(1, LOCAL_COPY, "test", (0.5,), (10,)), rows(2, LOCAL_COPY, "test", (0.5, 0.7), (10, 10))
+    both, one = (find(results(table), when="last10", mean="clients") for table in ((*alone, *pair), alone))
+    assert both.rounds == [1, 2] and both.accuracy == pytest.approx((0.5 + 0.6) / 2)
+    assert both.accuracy_ci95 == pytest.approx(1.96 * 0.1 / math.sqrt(2)) and math.isnan(one.accuracy_ci95)
+    assert shown_score(one.named, one.score, one.score_ci95) == "50.00"
 
 
 def test_last10_is_the_mean_of_the_last_ten_evaluated_rounds():
@@ -219,7 +229,7 @@ def test_each_round_has_its_own_clients_that_had_taken_part():
     assert per_client(toy(), unseen, TOOK_PART) == pytest.approx({1: 0.6})
     assert worst(toy(), 0.1, wanted, TOOK_PART) == pytest.approx((0.0 + 1.0 + 0.5) / 3)
     last = find(results(toy(), TOOK_PART), unseen._replace(model="personal"), mean="clients")
-    assert (last.num_clients, last.accuracy_ci95) == (1, 0.0)
+    assert last.num_clients == 1 and math.isnan(last.accuracy_ci95)  # one client says nothing of others
     # The best round is chosen by all clients, so that both sides are of one round.
     best = [result(toy(), EV_ALL._replace(clients=c, when="best_test"), TOOK_PART) for c in ("all", "seen", "unseen")]
     assert [r.rounds for r in best] == [[2]] * 3 and [r.accuracy for r in best] == pytest.approx([0.7, 1.0, 0.4])

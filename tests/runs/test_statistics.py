@@ -40,7 +40,8 @@ def test_pooled_shows_a_nan_of_a_client_with_examples():
 
 
 def test_ci95_of_coins_is_the_binomial_formula():
-    for ones, n in ((3, 10), (50, 100), (0, 7), (1, 1)):
+    assert math.isnan(statistics.ci95([1.0])) and math.isnan(statistics.ci95([0.5, NAN]))
+    for ones, n in ((3, 10), (50, 100), (0, 7), (1, 2)):
         p = ones / n
         values = np.r_[np.ones(ones), np.zeros(n - ones)]
         assert statistics.ci95(values) == pytest.approx(1.96 * math.sqrt(p * (1 - p) / n), abs=1e-15)

@@ -125,7 +125,9 @@ class Result(NamedTuple):
     when: str
     split: str
     score: float  # that of the run's kind, such as the accuracy, in [0, 1]
-    score_ci95: float  # half width of the 95 % interval over clients (1.96 std / sqrt n), averaged over the rounds
+    # Half the width of the 95 % interval over clients (1.96 std / sqrt n), averaged over the rounds. Those with one
+    # client have none; NaN if no round has one.
+    score_ci95: float
     worst_decile: float  # mean score of the worst tenth of the clients
     loss: float  # mean loss
     num_clients: int  # clients that have examples in this split, in the last of the rounds
@@ -373,7 +375,9 @@ def _result(wanted: Protocol, by_round: dict, named: ScoreName) -> Result:
     return Result(
         *wanted,
         score=over_rounds(lambda rows: _mean(rows, wanted.mean, named)),
-        score_ci95=over_rounds(lambda rows: statistics.ci95([e.score for e in rows])),
+        score_ci95=statistics.mean_over_clients(  # a round with one client has no interval, and is left out
+            [statistics.ci95([e.score for e in rows]) for rows in by_round.values()]
+        ),
         worst_decile=over_rounds(lambda rows: statistics.worst([e.score for e in rows], 0.1, named.direction)),
         loss=over_rounds(lambda rows: _mean(rows, wanted.mean, named, "loss")),
         num_clients=statistics.num_tested([e.score for e in by_round[max(by_round)]]),

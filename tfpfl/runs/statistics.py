@@ -62,9 +62,12 @@ def pooled(values, num_examples) -> float:
 
 
 def ci95(values) -> float:
-    """Half the width of the 95 % interval of the mean over clients: 1.96 std / sqrt(n), where std divides by n."""
+    """Half the width of the 95 % interval of the mean over clients: 1.96 std / sqrt(n), where std divides by n.
+
+    NaN for a single client, which says nothing of others.
+    """
     present = _present(values)
-    return 1.96 * std(present) / math.sqrt(len(present)) if len(present) else math.nan
+    return 1.96 * std(present) / math.sqrt(len(present)) if len(present) > 1 else math.nan
 
 
 def crossed(values) -> tuple[float, float]:

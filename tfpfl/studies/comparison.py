@@ -340,7 +340,7 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
         if len(measured_by) == len(s.records) == 1:
             ((record, _),) = measured_by
             by_round = record.rows_of(protocol).values()
-            half = float(np.mean([statistics.ci95([e.value(name) for e in scores]) for scores in by_round]))
+            half = statistics.mean_over_clients([statistics.ci95([e.value(name) for e in row]) for row in by_round])
         found |= {name: factor * mean, f"{name} ±": factor * half}
     return found
 
