@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.runs.config import RunConfig, entries
 from tfpfl.runs.protocols import EV_ALL
+from tfpfl.runs.store import StoreError
 from tfpfl.studies import comparison
 from tfpfl.studies.study import worker
 from tfpfl.studies.study.file import Study
@@ -187,6 +189,19 @@ def test_every_setting_is_counted_once(etas, rounds):
 def test_a_failed_run_of_the_search_leaves_the_choice_open():
     cell, asked = drive(plans(study())[0], lambda job: "failed" if job.config.hyperparameters["eta"] == 1 else "done")
     assert cell.winner is None and len(asked) == 1 and len(cell.failures) == 1 and len(cell.tried) == 3
+
+
+def test_a_damaged_run_of_the_search_leaves_the_choice_open():
+    def unreadable(job):
+        if job.config.hyperparameters["eta"] == 0.1:
+            raise StoreError("state.sqlite is damaged")
+        return score(job)
+
+    of = study()
+    cell, asked = drive(plan(of, of.data[0], of.methods[0], NoData(), Path("out"), unreadable))
+    (failure,) = cell.failures
+    assert cell.winner is None and len(asked) == 1 and [t.setting["eta"] for t in cell.tried] == [0.001, 0.01, 1.0]
+    assert failure.why.startswith("state.sqlite is damaged. To train this run again, delete ")
 
 
 def test_names_of_folders_follow_what_decides_the_numbers():
@@ -546,6 +561,13 @@ def test_real_study_in_one_process(six_clients, tmp_path, monkeypatch):
     assert float(row["accuracy"]) == results.records[tmp_path / "out" / row["folder"]].result().accuracy
     run_study(only, tmp_path / "out", tell=told.append)
     assert len(told) == 1  # nothing was left to run
+    state = tmp_path / "out" / row["folder"] / "state.sqlite"
+    state.write_bytes(state.read_bytes()[: 2 * 4096])  # what a full disk leaves
+    damaged = run_study(only, tmp_path / "out", tell=told.append)
+    (failure,) = damaged.failures
+    assert f"delete {state.parent} and give the same command" in failure.why and not damaged.by_data["six"]
+    shutil.rmtree(state.parent)
+    assert run_study(only, tmp_path / "out", tell=told.append).run_rows == results.run_rows and len(told) == 2
 
 
 @pytest.mark.slow

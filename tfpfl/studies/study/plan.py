@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfpfl.checks import Unavailable, extra
+from tfpfl.checks import TfpflError, Unavailable, extra
 from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs.config import RunConfig
@@ -269,16 +269,26 @@ def require_optuna() -> None:
 def _tried(
     cell: Cell, setting: dict, rounds: int, jobs: list[Job], outcomes: Iterator[Outcome], score: Score
 ) -> Tried | None:
-    """The scores of a setting; None if one of its runs failed, which is added to the cell's failures."""
-    scores, failed = [], False
+    """The scores of a setting; None if a run failed, or cannot be read any more, which the cell's failures then say."""
+    scores: list[float] = []
+    failed = False
     for job in jobs:
         outcome = next(outcomes)
-        if outcome.state == "failed":
-            cell.failures.append(Failure(job.label, outcome.why))
-            failed = True
-        else:
-            scores.append(math.nan if outcome.state == "diverged" else score(job))
+        why = outcome.why
+        if outcome.state != "failed":
+            try:
+                scores.append(math.nan if outcome.state == "diverged" else score(job))
+                continue
+            except TfpflError as error:
+                why = damaged(job.folder, error)
+        cell.failures.append(Failure(job.label, why))
+        failed = True
     return None if failed else Tried(setting, rounds, tuple(scores))
+
+
+def damaged(folder: Path, error: TfpflError) -> str:
+    """Why the finished run in a folder counts as failed, and what to do."""
+    return f"{error}. To train this run again, delete {folder} and give the same command"
 
 
 def _ranked(tried: list[Tried], named: ScoreName) -> list[dict]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tfpfl.studies.paper_tables import SCORE
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import score_after
 from tfpfl.studies.study.file import Study
-from tfpfl.studies.study.plan import Job, Outcome, number_of_runs, plan, require_optuna
+from tfpfl.studies.study.plan import Cell, Failure, Job, Outcome, damaged, number_of_runs, plan, require_optuna
 from tfpfl.studies.study.pool import Ledger, work
 from tfpfl.studies.study.results import StudyResults
 
@@ -35,8 +36,9 @@ def run_study(
     """Runs a study: methods x data sets x seeds, with a search for hyperparameters; see docs/studies.md.
 
     Every entry is checked, and every federation built, before the first run. Each run is a process of its own. A run
-    that fails does not stop the others; `StudyResults.failures` has it, and the next call tries it again. After an
-    interruption, also kill -9, the same call continues. Results do not depend on the number of processes.
+    that fails does not stop the others; `StudyResults.failures` has it, and the next call tries it again. So it is
+    with a finished run whose folder was damaged since. After an interruption, also kill -9, the same call continues.
+    Results do not depend on the number of processes.
 
     Args:
         study: a file .toml, .yaml or .yml, or its content as dicts and lists.
@@ -78,6 +80,8 @@ def run_study(
         ]
         ledger = Ledger(out / "ledger.jsonl")
         cells = work(plans, ledger, out / "logs", processes=processes, ended=log.ended, known=log.known)
+        for cell in cells:
+            _leave_out_damaged(cell)
         results = StudyResults(checked, out, cells)
         results.write(tuple(columns))
     finally:
@@ -96,6 +100,20 @@ def score(job: Job) -> float:
     return score_after(job.folder, job.config.rounds)
 
 
+def _leave_out_damaged(cell: Cell) -> None:
+    """Takes runs out of a cell that cannot be read any more, though they are finished; its failures then say why."""
+    for seed, folder in list(cell.folders.items()):
+        if seed in cell.diverged:  # it may have no rounds
+            continue
+        try:
+            Record.read(folder)
+        except TfpflError as error:
+            del cell.folders[seed]
+            cell.failures.append(
+                Failure(f"{cell.data.title}, {cell.method.title}, seed {seed}", damaged(folder, error))
+            )
+
+
 class _Log:
     """Tells of every run that has ended, in a line of its own."""
 
@@ -109,7 +127,8 @@ class _Log:
         self._count += 1
         result = outcome.state
         if outcome.state == "done" and not job.final:
-            result = f"validation {told_score(Record.read(job.folder).score, score(job))}"
+            with suppress(TfpflError):  # its folder is damaged; the plan says so
+                result = f"validation {told_score(Record.read(job.folder).score, score(job))}"
         line = f"{job.label}: {result}, {outcome.seconds:.1f} s"
         if outcome.why:
             line += f": {outcome.why}"
