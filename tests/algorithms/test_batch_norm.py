@@ -28,7 +28,7 @@ from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.process import federate
-from tfpfl.models import SplitModel, tree
+from tfpfl.models import SplitModel, passes, tree
 from tfpfl.models.weights import Head
 from tfpfl.studies import battery
 from tfpfl.studies.new_clients import fine_tuning
@@ -217,6 +217,22 @@ def test_a_client_that_never_trained_measures_its_own_statistics():
     after = algorithm.adapt.model(algorithm.adapt.epoch(carry, data, tf.constant(0)))
     assert distance(after.theta[2:4], weights.theta[2:4]) > 1e-4  # scale and offset adapt
     np.testing.assert_allclose(after.theta[6], weights.theta[6], atol=1e-12)  # the same examples, the same mean
+
+
+def test_the_statistics_of_a_layer_that_is_used_twice_are_the_mean_of_both_uses():
+    """To which moving statistics tend that both uses move. Those of the last use alone would not fit to the first."""
+    example, layer = keras.Input((4,), dtype="float64"), keras.layers.BatchNormalization(dtype="float64")
+    parts = [keras.layers.Dense(3, dtype="float64", name=name) for name in ("a", "b")]
+    model = SplitModel(keras.Model(example, keras.layers.Add()([layer(p(example)) for p in parts])), batch_norm="local")
+    x = np.random.default_rng(0).normal(size=(50, 4)) * [1.0, 2.0, 3.0, 4.0] + 1
+    with passes.measuring(model.statistics()) as now:
+        model.features(model.theta(), tf.constant(x))
+    uses = [np.asarray(p(x)) for p in parts]
+    truth = [np.mean([u.mean(0) for u in uses], 0), np.mean([u.var(0) for u in uses], 0)]
+    np.testing.assert_allclose(np.stack(now.moved), truth, atol=1e-12)
+    with passes.keeping(tuple(map(tf.constant, truth)), tf.zeros([2], tf.int32)) as now:
+        model.features(model.theta(), tf.constant(x))  # in training the layer's own momentum counts: nearly at rest
+    np.testing.assert_allclose(np.stack(now.moved), truth, atol=0.01 * np.ptp([u.var(0) for u in uses]))
 
 
 @pytest.mark.parametrize("mode", ["shared", "frozen"])

@@ -259,7 +259,8 @@ def _normalized(layer: Any, places: tuple[int, ...], now: Pass, x: Any, *_: Any,
     given, x = x.dtype, x if x.dtype.size > 2 else tf.cast(x, tf.float32)  # as Keras does in mixed precision
     mean, variance = tf.nn.moments(x, along, keepdims=True)
     assert now.statistics is not None
-    rate = np.asarray(0.0 if now.forget else layer.momentum, x.dtype.as_numpy_dtype)
+    uses = now.moves(places)  # of this layer before, in this pass
+    rate = np.asarray(uses / (uses + 1) if now.forget else layer.momentum, x.dtype.as_numpy_dtype)
     before = [now.statistics[place] for place in places]
     moved = [
         tf.cast(rate, old.dtype) * old + tf.cast((1 - rate) * tf.reshape(new, [-1]), old.dtype)

@@ -30,7 +30,8 @@ class Pass:
         key: () -> int32 [2], from which masks are drawn; None: no masks. It is called only where a layer draws.
         statistics: the moving statistics, a tuple of tensors; None: those that are stored in the model.
         batch: whether the statistics of the batch normalize, and move `statistics`; else `statistics` normalize.
-        forget: whether the moved statistics are those of the batch alone.
+        forget: whether the moved statistics are those of the batch alone; of a layer that is used several times, their
+            mean over its uses.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Pass:
     ) -> None:
         self.key, self.statistics, self.batch, self.forget = key, statistics, batch, forget
         self.loops = 0  # how many loops of local steps were begun
+        self._moves: dict[tuple[int, ...], int] = {}  # how often statistics at these places were moved
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
     @property
@@ -65,6 +67,11 @@ class Pass:
         for place, value in zip(places, values, strict=True):
             moved[place] = value
         self.statistics = tuple(moved)
+        self._moves[places] = self.moves(places) + 1
+
+    def moves(self, places: tuple[int, ...]) -> int:
+        """How often the statistics at these places were moved: once for each use of their layer."""
+        return self._moves.get(places, 0)
 
 
 _PASS: ContextVar[Pass | None] = ContextVar("the pass of training that is traced", default=None)
