@@ -264,6 +264,12 @@ def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code
         raise click.UsageError(f"{', '.join(both)} is searched, so that its option is not used: leave it out")
     common = {name: kw[name] for name in SEARCH_NAMES} | data_arguments(kw)
     config = RunConfig(algorithm=algorithm, preset=preset, hyperparameters=hyper, seed=seed, **common)
+    known = config.method.hyperparameters
+    for name in ranges:
+        if name in known and known[name].annotation not in (float, float | None):
+            raise click.UsageError(
+                f"--random draws numbers such as 7.23, which {name} cannot be: use --grid {name}=A,B"
+            )
     if allow_code:
         allow_code_of(kw["network"])
     settings = searching.grid(values) if values else searching.draws(ranges, draws, seed)
