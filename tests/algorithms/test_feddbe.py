@@ -5,9 +5,10 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, nothing_arrives, play, shared
-from helpers.toys import distance, gradient, identical, initial_states, toy
+from helpers.toys import distance, gradient, identical, initial_states, run, toy
 from tfpfl.algorithms import fedavg, feddbe
 from tfpfl.algorithms.feddbe import Agreement, shifted
+from tfpfl.algorithms.transforms import screened
 from tfpfl.models import tree
 
 WORK = {"eta": 0.2, "steps": 3}
@@ -164,3 +165,11 @@ def test_what_is_sent_says_no_more_than_the_agreement_needs(data):
 def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         feddbe(data.model, data.population, **{name: value})
+
+
+def test_a_limit_of_the_norm_limits_the_mean_feature_of_the_agreement(data):
+    """As the docstring warns: z is shorter by the factor of the clipping, in the same direction."""
+    plain = feddbe(data.model, data.population, **WORK)
+    free, _ = run(plain, data, cohort=[1])
+    held, _ = run(screened(plain, clip_norm=float(tf.norm(free.z)) / 4), data, cohort=[1])
+    assert distance(held.z, free.z / 4) < 1e-12

@@ -13,7 +13,9 @@ round, or the first `agreement_rounds` in which somebody takes part, of those wh
 round, z is closer to the mean of all after several. The paper calls the second term the MSE, the code has half of it,
 which is the rule here. Our defaults of kappa and mu are those of the paper's experiments and the code's command line;
 the bare code has kappa = 0 and mu = 0.1. In the code the running mean starts at 0 in every visit, so that mu < 1 makes
-it too small at first; so it is here. c_i has the rate of w (`eta_p` is another one).
+it too small at first; so it is here. c_i has the rate of w (`eta_p` is another one). What limits the norm of updates,
+such as --clip-norm, also limits z_i in the agreement: below the norm of the mean feature it makes z too small, for
+good.
 
 In PFLlib (commit d832e76, system/) the training before round 1 is in flcore/servers/serverdbe.py lines 15 to 35, here
 in `server_update`; the defaults are in main.py lines 493 and 494. All else computes the same
