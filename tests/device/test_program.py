@@ -155,6 +155,21 @@ def test_gradient_of_a_users_own_backbone(name):
     assert relative(found["dtheta"], expected) < 1e-5
 
 
+def test_a_gradient_of_its_own_above_what_is_put_in_other_words():
+    """Swish keeps tensors for its gradient: those of Keras have an Erf, and a CONV_2D that is computed once more."""
+    keras.utils.set_random_seed(0)
+    stack = [layers.Conv2D(3, 2, activation="gelu"), layers.Conv2D(2, 2, activation="swish"), layers.Flatten()]
+    model = SplitModel(keras.Sequential([keras.Input((4, 5, 2)), *stack]))
+    theta, head = varied(model), random_head(model, 3)
+    x, y = examples(model, 6, 3)
+    content = convert_program(model, signatures=("joint_gradient",))
+    found = runner(content, "joint_gradient")(
+        theta=flatten(theta), x=x, labels=y, weights=np.full(6, 1 / 6, np.float32), kernel=head.kernel, bias=head.bias
+    )
+    assert relative(found["dtheta"], true_gradient(model, theta, head, x, y)[1]) < 1e-5
+    assert "CONV_2D" not in operations(content)
+
+
 @pytest.mark.parametrize("activation, moves", [("relu", True), ("tanh", False)])
 def test_how_much_of_a_gradient_rounding_decides(activation, moves):
     """Both inputs are 1 and the weights of a unit are a and -a: whether a ReLU is on, rounding says."""

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python.convert import ConverterError
 
-from tflite_export.convert.gradients import GRADIENTS, PLAIN, STOPS, UnsupportedLayerError, in_pairs
+from tflite_export.convert.gradients import GRADIENTS, PLAIN, STOPS, UnsupportedLayerError
 from tflite_export.convert.gradients import features as builtin_features
 from tflite_export.device.kinds import Kind
 from tflite_export.device.ops import check_builtin
@@ -134,13 +134,13 @@ def example_spec(model, batch=None) -> tf.TensorSpec:
 def _record(model, theta, x):
     """A forward pass: (phi [N, M], pull_back). pull_back maps the gradient of phi to that of theta, flat [P]."""
     parts = _unflatten(theta, model)
-    phi = builtin_features(model, parts, x)
+    phi, of_gradient = builtin_features(model, parts, x)
 
     def pull_back(dphi):
         check_differentiable(phi, parts, model.backbone)
         gradients = tf.gradients(phi, list(parts), grad_ys=dphi)
         flat = [tf.reshape(tf.zeros_like(p) if g is None else g, [-1]) for p, g in zip(parts, gradients, strict=True)]
-        return in_pairs(tf.concat(flat, 0))
+        return of_gradient(tf.concat(flat, 0))
 
     return phi, pull_back
 

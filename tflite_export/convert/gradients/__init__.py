@@ -9,7 +9,7 @@ At most one axis is open, that of the examples.
 """
 
 from tflite_export.convert.gradients.common import UnsupportedLayerError
-from tflite_export.convert.gradients.forward import features, fixed, fixed_features, in_pairs
+from tflite_export.convert.gradients.forward import features, fixed, fixed_features
 from tflite_export.convert.gradients.table import GRADIENTS, PLAIN, STOPS, builtin_gradients
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "features",
     "fixed",
     "fixed_features",
-    "in_pairs",
 ]

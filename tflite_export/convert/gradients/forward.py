@@ -19,9 +19,17 @@ from tflite_export.convert.gradients.table import builtin_gradients
 
 
 def features(model, parts, x):
-    """phi(x; theta) [N, M] of the weights `parts`, in a graph that `tf.gradients` can differentiate on a device."""
+    """phi(x; theta) [N, M] of the weights `parts`, in a graph that `tf.gradients` can differentiate on a device.
+
+    Returns:
+        (phi, of_gradient). What `tf.gradients` finds must go through of_gradient: the gradient of a layer that has one
+        of its own (tf.custom_gradient), such as swish, uses tensors of before they were put in other words.
+    """
+    new: dict = {}
     with builtin_gradients():
-        return _in_other_words(model.features(parts, x), _WORDS | {"MatMul": _keep_activation, "Conv2D": convolution})
+        words = _WORDS | {"MatMul": _keep_activation, "Conv2D": convolution}
+        phi = _in_other_words(model.features(parts, x), words, new)
+    return phi, lambda y: _in_other_words(y, _IN_PAIRS, new)
 
 
 def fixed_features(model, theta, x):
@@ -34,17 +42,17 @@ def fixed(y):
     return _in_other_words(y, _WORDS)
 
 
-def in_pairs(y):
-    """The same tensor with ADD in place of ADD_N, which LiteRT does not give to its fast library."""
-    return _in_other_words(y, {"AddN": lambda op, inputs: [functools.reduce(operator.add, inputs)]})
-
-
 @tf.autograph.experimental.do_not_convert
-def _in_other_words(phi, words):
-    """The same tensor, computed without the operations of `words`; whatever they do not lead to is shared."""
+def _in_other_words(phi, words, new=None):
+    """The same tensor, computed without the operations of `words`; whatever they do not lead to is shared.
+
+    `new` has what was put in other words before, {name of a tensor: the tensor in its place}, and gets what is now.
+    """
     ops = phi.graph.get_operations()
-    new: dict = {}
+    new = {} if new is None else new
     for op in ops:
+        if any(t.name in new for t in op.outputs):
+            continue
         inputs = [new.get(t.name, t) for t in op.inputs]
         outputs = words[op.type](op, inputs) if op.type in words else None
         if outputs is None and any(t.name in new for t in op.inputs):
@@ -176,6 +184,8 @@ def _einsum(op, inputs):
     return [y if names == list(out) else tf.transpose(y, [names.index(c) for c in out])]
 
 
+# ADD in place of ADD_N, which LiteRT does not give to its fast library.
+_IN_PAIRS = {"AddN": lambda op, inputs: [functools.reduce(operator.add, inputs)]}
 _NOTHING = {"Identity", "EnsureShape", "Squeeze", "Reshape", "ExpandDims"}  # what the converter may remove
 _WORDS = {
     "FusedBatchNormV3": _layer_norm,
