@@ -30,6 +30,10 @@ SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # 
         ({"train": (X[:, :5], Y)}, r"train: the examples must be numbers \['N', 8\], found float32 \[20, 5\]"),
         ({"test": (np.where(X > 0.9, np.nan, X), Y)}, "test: an example holds NaN"),
         ({"test": (X, Y[:3])}, "test: there are 20 examples and 3 labels"),
+        ({"test": (X, Y[:, np.newaxis])}, r"test: the labels must be integers \[20\], found int64 \[20, 1\]"),
+        ({"test": (X, np.array(["a"] * 20))}, r"test: the labels must be integers \[20\], found <U1"),
+        ({"train": (X, Y + 1)}, r"train: label 3 is none of this head's, which are 0\.\.2"),
+        ({"train": (X, Y - 0.5)}, r"train: label -0\.5 is none of this head's"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_at_once(given, message, tmp_path):
@@ -49,6 +53,11 @@ def test_numbers_of_numpy_and_lists_are_taken():
     assert personal.test[0].dtype == np.float32 and np.array_equal(personal.test[0], X)
     assert {w.dtype for w in personal.weights.head} == {np.dtype(np.float32)}
     assert personal.about["dataset"].encode()
+
+
+def test_examples_without_labels_are_still_the_clients(tmp_path):
+    quality = export(SOURCE, out=tmp_path / "b", test=(X, None)).manifest["quality"]["backbone.tflite"]
+    assert (quality["examples"], quality["on"], quality["accuracy"]) == (20, "the client's test examples", None)
 
 
 def test_a_link_that_leads_nowhere_is_no_free_folder(tmp_path):

@@ -219,7 +219,7 @@ def _write_inference(folder, personal):
     x = x.astype(example_spec(model).dtype.as_numpy_dtype, copy=False)
     theta = tuple(map(tf.constant, theta))
     reference = _in_parts(lambda part: model.features(theta, part), x)
-    on = {"examples": len(x), "on": "random numbers" if y is None else "the client's test examples"}
+    on = {"examples": len(x), "on": "the client's test examples" if personal.has_test else "random numbers"}
     calibration, raw_calibration = (
         (personal.train[0], personal.raw("train")) if personal.train and len(personal.train[0]) else (None, None)
     )

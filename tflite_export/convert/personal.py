@@ -260,7 +260,8 @@ def _given(
         raise ExportError(f"the head has {k} outputs, but there are {len(labels)} labels")
     if twice := [name for i, name in enumerate(labels) if name in labels[:i]]:
         raise ExportError(f"two labels are {twice[0]!r}, and a device knows classes by their names: name them apart")
-    train, test = (_examples(name, given, trunk or model) for name, given in (("train", train), ("test", test)))
+    of_classes = k if model.kind.label.is_classes else None
+    train, test = (_examples(n, given, trunk or model, of_classes) for n, given in (("train", train), ("test", test)))
     return Personal(
         model=model,
         weights=Weights(theta, head),
@@ -301,11 +302,12 @@ def _entries(training: dict, preprocessing: dict) -> list[dict]:
     return found
 
 
-def _examples(name, examples, model):
-    """Examples (x, y) that were given, as arrays of what the model or its trunk takes.
+def _examples(name, examples, model, classes):
+    """Examples (x, y) that were given, as arrays of what the model or its trunk takes. `classes`: None: y are targets.
 
     Raises:
-        ExportError: a shape or dtype is wrong, a number is not finite, or there is another number of labels.
+        ExportError: a shape or dtype is wrong, a number is not finite, there is another number of labels, or a label is
+            out of range.
     """
     if examples is None or is_several(model.input_shape):
         return examples
@@ -320,7 +322,14 @@ def _examples(name, examples, model):
         raise ExportError(f"{name}: an example holds NaN or infinity")
     if y is not None and len(y) != len(x):
         raise ExportError(f"{name}: there are {len(x)} examples and {len(y)} labels")
-    return x, None if y is None else np.asarray(y)
+    y = None if y is None else np.asarray(y)
+    if y is not None and classes is not None:
+        if y.ndim != 1 or y.dtype.kind not in "fiub":  # a column would be compared with each row of the predictions
+            raise ExportError(f"{name}: the labels must be integers [{len(x)}], found {y.dtype} {list(y.shape)}")
+        wrong = ~((y >= 0) & (y < classes) & (y == np.floor(y)))
+        if wrong.any():
+            raise ExportError(f"{name}: label {y[wrong.argmax()]} is none of this head's, which are 0..{classes - 1}")
+    return x, y
 
 
 def _of_trunk(trunk, examples):
