@@ -219,6 +219,31 @@ def test_the_head_survives_a_restart_and_says_when_theta_moved_on(bundle, data, 
     assert np.array_equal(again.predict(data[0]), client.predict(data[0]))
 
 
+def test_theta_and_head_are_the_clients_own(bundle, data):
+    """The array that came may be used again for something else, and what the client shows is not for writing."""
+    client, x = device(bundle), data[0]
+    theta, kernel = client.theta + np.float32(0.1), client.head[0] + np.float32(0.1)
+    client.receive(theta)
+    client.start_from(SavedHead(kernel, client.head[1], client.theta_sha256))
+    before, sent = client.predict(x), theta.copy()
+    theta -= 5
+    kernel -= 5
+    assert np.array_equal(client.predict(x), before) and np.array_equal(client.theta, sent)
+    assert client.theta_sha256 == theta_sha256(client.theta)
+    with pytest.raises(ValueError, match="read-only"):
+        client.theta[0] = 0
+
+
+def test_a_head_that_float32_does_not_have_is_not_saved(bundle, tmp_path):
+    client = device(bundle, tmp_path / "head.bin")
+    kernel, bias = client.head
+    with pytest.raises(HeadError, match="NaN or infinity"):
+        client.start_from(SavedHead(kernel + 1e39, bias, client.theta_sha256))
+    assert list(tmp_path.iterdir()) == []
+    client.start_from(SavedHead(kernel + 1 / 3, bias, client.theta_sha256))  # as it is after a restart
+    assert np.array_equal(client.head[0], device(bundle, tmp_path / "head.bin").head[0])
+
+
 def bad_inputs():
     def nan_x(x, y, theta):
         x[3, 2, 2] = np.nan

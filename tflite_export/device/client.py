@@ -153,7 +153,7 @@ class DeviceClient:
         return self._head.theta_sha256 != self.theta_sha256
 
     def receive(self, theta: np.ndarray) -> None:
-        """Replaces theta, float32 [P]. The head stays as it is.
+        """Replaces theta, float32 [P], by a copy of this one, which is read-only. The head stays as it is.
 
         Raises:
             BundleError: theta has another shape or dtype, or holds NaN or infinity.
@@ -169,6 +169,8 @@ class DeviceClient:
     def start_from(self, head: SavedHead) -> None:
         """Replaces the head, and saves it if the client has a `state` file.
 
+        theta = theta.copy()  # else it would change, and not its hash, with the array that the caller has
+        theta.flags.writeable = False
         Raises:
             HeadError: the head has another shape, or holds NaN or infinity.
         """
@@ -177,6 +179,8 @@ class DeviceClient:
             raise HeadError(f"{STATIC_PROGRAM} is {_FIXED}")
         if head.kernel.shape != shape or head.bias.shape != shape[1:]:
             raise HeadError(f"this client's head is {list(shape)}, found {list(head.kernel.shape)}")
+        with np.errstate(over="ignore"):  # a number that float32 does not have is seen below
+            head = head._replace(kernel=np.array(head.kernel, np.float32), bias=np.array(head.bias, np.float32))
         if not (np.isfinite(head.kernel).all() and np.isfinite(head.bias).all()):
             raise HeadError("the head holds NaN or infinity")
         self._store(head)
