@@ -47,7 +47,7 @@ enum tfpfl_status {
 typedef struct tfpfl_client tfpfl_client;
 
 typedef struct {
-    const char *state;  /* the file that keeps the head between starts; NULL: in memory only */
+    const char *state;  /* the file that keeps the head between starts; its folder exists. NULL: in memory only */
     const char *litert; /* LiteRT's shared library; NULL: libLiteRt.so (.dylib), wherever the system finds it */
     const char *trunk;  /* the file of the frozen trunk, such as trunk_int8.tflite; NULL: trunk_static.tflite */
 } tfpfl_options;

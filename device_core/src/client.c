@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define PROGRAM "program_static.tflite"
@@ -14,10 +15,24 @@
 
 /* ---- opening */
 
+/* What is computed should not be lost because it cannot be kept. */
+static int check_folder_of_state(tfpfl_client *client) {
+    struct stat about;
+    char *folder = client->state == NULL ? NULL : parent_of(client->state);
+    if (client->state == NULL) return 0;
+    if (folder == NULL) return no_memory(client->error);
+    bool found = stat(folder, &about) == 0 && S_ISDIR(about.st_mode);
+    int status = found ? 0 : fail(client->error, TFPFL_HEAD_ERROR, "%s cannot keep the head: there is no folder %s. Make "
+                                  "it first, or give another state", client->state, folder);
+    free(folder);
+    return status;
+}
+
 static int load_first_head(tfpfl_client *client) {
     const tfpfl_model *model = &client->bundle.model;
     char *path = NULL;
-    int status;
+    int status = check_folder_of_state(client);
+    if (status != 0) return status;
     bool saved = client->state != NULL && access(client->state, F_OK) == 0;
     if (client->state != NULL && !saved && errno != ENOENT) return system_error(client->error, client->state);
     status = saved ? 0 : bundle_path(&client->bundle, "head.bin", &path, client->error);

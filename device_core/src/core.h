@@ -107,6 +107,7 @@ int read_whole(int file, void *to, size_t bytes); /* 0 if exactly so many bytes 
 /* ---- head.c */
 
 int write_whole(int file, const void *from, size_t bytes); /* 0 if all was written */
+char *parent_of(const char *path); /* of this file, to be freed; NULL: there is no memory */
 int sync_folder(const char *path); /* of this file: its new name must be on disk, too */
 int check_names(const tfpfl_head *head, char *error);
 bool same_names(const tfpfl_head *a, const tfpfl_head *b);

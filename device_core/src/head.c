@@ -99,13 +99,19 @@ static int write_head(int file, const tfpfl_head *head) {
            (named && (write_whole(file, size, 4) || write_whole(file, head->names, head->names_bytes))) || fsync(file);
 }
 
-int sync_folder(const char *path) {
+char *parent_of(const char *path) {
     const char *slash = strrchr(path, '/');
     size_t length = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
     char *folder = take(length + 1, 1);
-    if (folder == NULL) return errno = ENOMEM, -1;
+    if (folder == NULL) return NULL;
     memcpy(folder, slash == NULL ? "." : path, length);
     folder[length] = 0;
+    return folder;
+}
+
+int sync_folder(const char *path) {
+    char *folder = parent_of(path);
+    if (folder == NULL) return errno = ENOMEM, -1;
     int file = open(folder, O_RDONLY | O_CLOEXEC), found = -1;
     free(folder);
     if (file >= 0) {

@@ -244,6 +244,11 @@ def test_a_head_that_float32_does_not_have_is_not_saved(bundle, tmp_path):
     assert np.array_equal(client.head[0], device(bundle, tmp_path / "head.bin").head[0])
 
 
+def test_a_folder_of_the_state_that_is_not_there_is_told_before_anything_is_computed(bundle, tmp_path):
+    with pytest.raises(HeadError, match=r"head.bin cannot keep the head: there is no folder .*nowhere\. Make"):
+        device(bundle, tmp_path / "nowhere" / "head.bin")
+
+
 def bad_inputs():
     def nan_x(x, y, theta):
         x[3, 2, 2] = np.nan

@@ -67,7 +67,7 @@ class DeviceClient:
 
     Raises:
         BundleError: the bundle is damaged or has no program, the runtime cannot read it, or `chunk` is less than 1.
-        HeadError: the saved head is damaged or has another shape.
+        HeadError: the saved head is damaged or has another shape, or the folder of `state` does not exist.
     """
 
     def __init__(
@@ -93,6 +93,11 @@ class DeviceClient:
         self.chunk = self.batch or chunk
         self.settings, self.kind = self.bundle.manifest["training"], self.bundle.kind
         self._state = None if state is None else Path(state)
+        if self._state is not None and not self._state.parent.is_dir():
+            raise HeadError(
+                f"{self._state} cannot keep the head: there is no folder {self._state.parent}. Make it first, or give "
+                "another state"
+            )
         shape = self.bundle.num_features, self.bundle.num_classes
         saved = self._state is not None and self._state.exists()
         self._head = load_head(self._state if saved else self.bundle.path(HEAD), *shape)
@@ -164,23 +169,23 @@ class DeviceClient:
             raise BundleError(f"theta must be float32 [{expected}], found {theta.dtype} {list(theta.shape)}")
         if not np.isfinite(theta).all():
             raise BundleError("theta holds NaN or infinity: nothing was changed")
+        theta = theta.copy()  # else it would change, and not its hash, with the array that the caller has
+        theta.flags.writeable = False
         self.theta, self.theta_sha256 = theta, theta_sha256(theta)
 
     def start_from(self, head: SavedHead) -> None:
         """Replaces the head, and saves it if the client has a `state` file.
 
-        theta = theta.copy()  # else it would change, and not its hash, with the array that the caller has
-        theta.flags.writeable = False
         Raises:
             HeadError: the head has another shape, or holds NaN or infinity.
         """
+        with np.errstate(over="ignore"):  # a number that float32 does not have is seen below
+            head = head._replace(kernel=np.array(head.kernel, np.float32), bias=np.array(head.bias, np.float32))
         shape = (self.bundle.num_features, len(head.labels or self.bundle.manifest["labels"]["names"]))
         if self.batch is not None and shape[1] != self.bundle.num_classes:
             raise HeadError(f"{STATIC_PROGRAM} is {_FIXED}")
         if head.kernel.shape != shape or head.bias.shape != shape[1:]:
             raise HeadError(f"this client's head is {list(shape)}, found {list(head.kernel.shape)}")
-        with np.errstate(over="ignore"):  # a number that float32 does not have is seen below
-            head = head._replace(kernel=np.array(head.kernel, np.float32), bias=np.array(head.bias, np.float32))
         if not (np.isfinite(head.kernel).all() and np.isfinite(head.bias).all()):
             raise HeadError("the head holds NaN or infinity")
         self._store(head)
