@@ -78,7 +78,11 @@ def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> S
     Raises:
         HeadError: the file is not a head, is damaged, or holds a head of another shape.
     """
-    content = Path(path).read_bytes()
+    return head_of(Path(path).read_bytes(), path, num_features, num_classes)
+
+
+def head_of(content: bytes, path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:
+    """The head that the bytes of a file are; for the arguments see `load_head`. `path` is for messages."""
     if len(content) < _HEADER.size or content[:8] not in (_MAGIC, _MAGIC_LABELS):
         raise HeadError(f"{path} is not a head that tfpfl saved")
     magic, m, k, theta, crc = _HEADER.unpack_from(content)

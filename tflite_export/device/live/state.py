@@ -13,7 +13,6 @@ import fcntl
 import io
 import json
 import os
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
-from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head
+from tflite_export.device.head_file import SavedHead, head_bytes, head_of
 from tflite_export.device.live.wire import Signer
 
 KEY, MEMBER, BUNDLE, HEAD, UPDATE, LOCK = "identity.pem", "member.json", "bundle", "head.bin", "update.npz", "lock"
@@ -35,6 +34,26 @@ class Pending(NamedTuple):
     round_num: int
     body: bytes  # what is sent
     head: SavedHead  # the head that becomes current if the server has counted it
+
+
+def packed(pending: Pending) -> bytes:
+    """The content of a file that keeps an update."""
+    content = io.BytesIO()
+    arrays = {"body": pending.body, "head": head_bytes(pending.head)}
+    np.savez(content, round=pending.round_num, **{k: np.frombuffer(v, np.uint8) for k, v in arrays.items()})
+    return content.getvalue()
+
+
+def unpacked(content: bytes, num_features: int, num_classes: int) -> Pending | None:
+    """The update that such a file keeps; None if the content is damaged, or the head is none of this client's."""
+    try:
+        with np.load(io.BytesIO(content)) as found:
+            saved = head_of(found["head"].tobytes(), UPDATE, num_features, num_classes)
+            return Pending(int(found["round"]), found["body"].tobytes(), saved)
+    except MemoryError:  # it may be whole
+        raise
+    except Exception:  # the readers of archives and of NumPy's headers each raise errors of their own
+        return None
 
 
 class State:
@@ -124,32 +143,24 @@ class State:
 
     def keep(self, pending: Pending) -> None:
         """Keeps an update before it is sent."""
-        content = io.BytesIO()
-        arrays = {"body": pending.body, "head": head_bytes(pending.head)}
-        np.savez(content, round=pending.round_num, **{k: np.frombuffer(v, np.uint8) for k, v in arrays.items()})
-        write_whole(self.folder / self.update, content.getvalue())
+        write_whole(self.folder / self.update, packed(pending))
 
     def pending(self, num_features: int, num_classes: int) -> Pending | None:
-        """The update that is on its way, if there is one. One that cannot be read was never sent, and is dropped.
+        """The update that is on its way, if there is one. One that is damaged cannot be sent, and is dropped.
 
         Raises:
             InvalidInput: the client in C has one that it has not heard of yet.
+            OSError: the file cannot be read now. It stays: the server may have counted the update.
         """
-        path, head, other = self.folder / self.update, self.folder / f"{UPDATE}.head", self.folder / _OTHER_UPDATE
+        path, other = self.folder / self.update, self.folder / _OTHER_UPDATE
         if other.exists():
             raise InvalidInput(f"{other} is an update that the client in C has not heard of yet: start it again first")
         if not path.exists():
             return None
-        try:
-            with np.load(path) as found:
-                write_whole(head, found["head"].tobytes())
-                saved = load_head(head, num_features, num_classes)
-                return Pending(int(found["round"]), found["body"].tobytes(), saved)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, HeadError):
+        found = unpacked(path.read_bytes(), num_features, num_classes)
+        if found is None:
             self.drop()
-            return None
-        finally:
-            head.unlink(missing_ok=True)
+        return found
 
     def drop(self) -> None:
         """Forgets the update: the server has answered."""

@@ -7,17 +7,12 @@ keys, shares, masked, unmask   the messages; one that is there is sent again as 
 All of them are for the owner of the folder alone.
 """
 
-import io
 import json
-import zipfile
 from pathlib import Path
-
-import numpy as np
 
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
-from tflite_export.device.head_file import HeadError, head_bytes, load_head
-from tflite_export.device.live.state import Pending
+from tflite_export.device.live.state import Pending, packed, unpacked
 from tflite_export.device.live.wire import PHASES
 
 VISIT, ATTEMPT = "visit.npz", "attempt.json"
@@ -36,31 +31,19 @@ class SecureState:
 
     def keep_visit(self, visit: Pending) -> None:
         """Keeps the result of a visit, in place of an older one."""
-        content = io.BytesIO()
-        arrays = {"body": visit.body, "head": head_bytes(visit.head)}
-        np.savez(content, round=visit.round_num, **{k: np.frombuffer(v, np.uint8) for k, v in arrays.items()})
-        self._write(VISIT, content.getvalue())
+        self._write(VISIT, packed(visit))
 
     def visit(self, num_features: int, num_classes: int) -> Pending | None:
-        """The result of the last visit; None if there is none that can be read.
+        """The result of the last visit; None if there is none, or it is damaged.
 
         Raises:
             InvalidInput: the client in C has one that it has not heard of yet.
+            OSError: the file cannot be read now.
         """
-        path, head, other = self.folder / VISIT, self.folder / "visit.head", self.folder / _OTHER_VISIT
+        path, other = self.folder / VISIT, self.folder / _OTHER_VISIT
         if other.exists():
             raise InvalidInput(f"{other} is an update that the client in C has not heard of yet: start it again first")
-        if not path.exists():
-            return None
-        try:
-            with np.load(path) as found:
-                write_whole(head, found["head"].tobytes(), 0o600)
-                saved = load_head(head, num_features, num_classes)
-                return Pending(int(found["round"]), found["body"].tobytes(), saved)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, HeadError):
-            return None
-        finally:
-            head.unlink(missing_ok=True)
+        return unpacked(path.read_bytes(), num_features, num_classes) if path.exists() else None
 
     def attempt(self) -> dict | None:
         """What is kept of the attempt; None if there is none that can be read: then nothing was sent in it."""
