@@ -60,6 +60,16 @@ def test_examples_without_labels_are_still_the_clients(tmp_path):
     assert (quality["examples"], quality["on"], quality["accuracy"]) == (20, "the client's test examples", None)
 
 
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_client_with_fewer_than_two_test_examples_is_measured_on_its_training_examples(n, tmp_path):
+    """Minus its mean one example is 0, and the files of int8, calibrated on numbers like these, seemed to be wrong."""
+    x = 1000 * X
+    bundle = export(SOURCE, out=tmp_path / "b", train=(x, Y), test=(x[:n], Y[:n]))
+    for quality in bundle.manifest["quality"].values():
+        assert (quality["examples"], quality["on"]) == (20, "the client's training examples")
+        assert quality["centred_cosine"] > 0.99 and quality["accuracy"] is None
+
+
 def test_a_link_that_leads_nowhere_is_no_free_folder(tmp_path):
     (tmp_path / "b").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ExportError, match="exists already"):

@@ -46,6 +46,7 @@ from tflite_export.device.verification import verify
 __all__ = ["ExportError", "export"]
 
 TESTED_RUNTIMES = ("tf.lite 2.14.1", "ai-edge-litert 1.4.0", "ai-edge-litert 2.3.0")  # tests/tflite_export
+_MEASURED = 256  # training examples on which files are measured, where there are no test examples
 _WRONG = 0.01  # a relative error that is no rounding, nor the ties of a pooling layer
 
 
@@ -207,19 +208,24 @@ def _about_trunk(trunk) -> dict:
 def _write_inference(folder, personal):
     """The whole model; the backbone, and its trunk, in each precision, with what that costs on test examples.
 
-    Where there are none, on random ones.
+    Where there are fewer than two, which no statistic can be centred with, on training examples; else on random ones.
     """
     model, (theta, head), trunk = personal.model, personal.weights, personal.trunk
     _save(folder, layout.PREDICT, convert_predict(model, personal.weights, trunk))
-    if personal.has_test:
-        raw, (x, y) = personal.raw("test"), personal.test
-    else:
-        y, raw = None, drawn_examples(trunk or model, 64, np.random.default_rng(0))
+    if (split := personal.measured_on) is None:
+        raw = drawn_examples(trunk or model, 64, np.random.default_rng(0))
         x = raw if trunk is None else np.asarray(trunk(raw))
+    else:
+        raw, x = personal.raw(split), personal.examples(split)[0]
+        if split == "train":  # there may be many, and sorted by class
+            some = np.linspace(0, len(x) - 1, min(_MEASURED, len(x))).astype(int)
+            raw, x = raw[some], x[some]
+    y = personal.test[1] if split == "test" else None  # the accuracy on what it was trained with would say little
     x = x.astype(example_spec(model).dtype.as_numpy_dtype, copy=False)
     theta = tuple(map(tf.constant, theta))
     reference = _in_parts(lambda part: model.features(theta, part), x)
-    on = {"examples": len(x), "on": "the client's test examples" if personal.has_test else "random numbers"}
+    told = {"test": "the client's test examples", "train": "the client's training examples"}
+    on = {"examples": len(x), "on": told.get(split, "random numbers")}
     calibration, raw_calibration = (
         (personal.train[0], personal.raw("train")) if personal.train and len(personal.train[0]) else (None, None)
     )

@@ -40,17 +40,20 @@ class Personal(NamedTuple):
     raws: dict | None = None  # with a trunk, {'train', 'test': the trunk's examples}
 
     @property
-    def has_test(self) -> bool:
-        """Whether there are test examples."""
-        return self.test is not None and len(self.test[0]) > 0
+    def measured_on(self) -> str | None:
+        """The split on which files are measured: the test examples if there are two or more, else the training ones."""
+        splits = {"test": self.test, "train": self.train}
+        return next((name for name, given in splits.items() if given is not None and len(given[0]) > 1), None)
+
+    def examples(self, split: str) -> tuple:
+        """The examples (x, y) of a split that there is."""
+        found = self.train if split == "train" else self.test
+        assert found is not None  # who calls has seen that there are some
+        return found
 
     def raw(self, split: str) -> np.ndarray:
         """What the trunk takes of a split's examples; without a trunk, what the model takes."""
-        if self.raws:
-            return self.raws[split]
-        examples = self.train if split == "train" else self.test
-        assert examples is not None  # who calls has seen that there are some
-        return examples[0]
+        return self.raws[split] if self.raws else self.examples(split)[0]
 
 
 _CHUNK = 256  # examples that go through the trunk at a time
