@@ -51,3 +51,8 @@ def test_labels_that_are_names_are_refused_before_the_device_joins():
     for examples in ({"train": (x, names)}, {"train": (x, numbers), "test": (x, names)}):
         with pytest.raises(InvalidInput, match="must be numbers, found <U3: classes are numbered from 0"):
             check_examples(examples)
+
+
+def test_examples_that_are_texts_are_refused_before_the_device_joins():
+    with pytest.raises(InvalidInput, match="the examples x of train must be numbers, preprocessed, found <U3"):
+        check_examples({"train": (np.array([["1.5"], ["2"]]), np.array([0, 1]))})

@@ -1,5 +1,7 @@
 """A backbone of whole numbers on a device: the examples are int32, and every token is one that the Embedding has."""
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from keras import layers
 from helpers.truth import examples, random_head, relative, true_gradient, true_steps, varied
 from tflite_export import BundleError, DeviceClient, export, simulate_round, verify
 from tflite_export.convert.program import flatten
+from tflite_export.device.errors import InvalidInput
+from tflite_export.device.live.work import Work
 from tflite_export.device.payload import decode
 from tfpfl.algorithms import build_algorithm
 from tfpfl.data import Federation
@@ -96,3 +100,16 @@ def test_what_is_no_token_is_refused(exported):
     for bad in (-1, 9):
         with pytest.raises(BundleError, match=f"an example holds {bad}, and this model knows 0..8"):
             client.predict(np.where(np.eye(2, 4, dtype=bool), bad, x).astype(np.int32))
+
+
+@pytest.mark.parametrize("token", [1.5, 2**32 + 1, np.nan])
+def test_a_device_in_live_rounds_makes_no_other_token_of_a_number(exported, token, tmp_path):
+    """A fraction was cut off, and what int32 does not have became another token."""
+    bundle = exported[3]
+    state = SimpleNamespace(bundle=bundle.folder, head=tmp_path / "head.bin")
+    x, y = np.ones((3, *bundle.example_shape)), np.zeros(3, np.int32)
+    taken = Work(state, {"train": (x, y)}, tf.lite.Interpreter).examples["train"][0]
+    assert taken.dtype == np.int32 and np.array_equal(taken, x)
+    x[1, 2] = token
+    with pytest.raises(InvalidInput, match=f"whole numbers of 32 bits.* found float64, of which one is {token:.1f}"):
+        Work(state, {"train": (x, y)}, tf.lite.Interpreter)

@@ -17,7 +17,7 @@ _MOST_SCORE = 1e30  # a larger loss is not sent, nor one that is not finite
 
 
 def check_examples(examples: dict) -> None:
-    """Checks that a device has training examples, and that its labels are numbers.
+    """Checks that a device has training examples, and that examples and labels are numbers.
 
     Raises:
         InvalidInput: it has none, or they are something else.
@@ -30,6 +30,8 @@ def check_examples(examples: dict) -> None:
                 f"the labels y of {split} must be numbers, found {found}: classes are numbered from 0, in the order in "
                 "which the client's head has them"
             )
+        if (found := np.asarray(examples[split][0]).dtype).kind not in "fiub":
+            raise InvalidInput(f"the examples x of {split} must be numbers, preprocessed, found {found}")
 
 
 def about_device(examples: dict, signer: wire.Signer) -> dict:
@@ -75,7 +77,15 @@ class Work:
                 f"the examples x of {split} are pixels as they are stored (uint8), and the model takes them as "
                 f"{scale:g} x + {shift:g}, float32. Write these numbers into the file"
             )
-        return x.astype(np.float32 if about.manifest.get("trunk") else about.example_dtype, copy=False)
+        dtype = np.dtype(np.float32) if about.manifest.get("trunk") else about.example_dtype
+        with np.errstate(invalid="ignore"):  # what is no whole number is told below
+            taken = x.astype(dtype, copy=False)
+        if dtype == np.int32 and not np.array_equal(taken, x):
+            raise InvalidInput(
+                f"the examples x of {split} must be whole numbers of 32 bits, such as tokens; found {x.dtype}, "
+                f"of which one is {x[taken != x][0]}"
+            )
+        return taken
 
     def visit(self, work: dict, theta: np.ndarray) -> Pending:
         """Computes a round.
