@@ -134,6 +134,15 @@ def test_a_drawing_becomes_what_omniglot_was_made_of():
     assert np.array_equal(example_of_drawing(grey, settings, (28, 28, 1)), expected)
 
 
+@pytest.mark.parametrize("scale, shift", [(-1 / 255, 1.0), (1 / 510, 0.0), (0.0, 0.5)])
+def test_where_no_level_is_full_ink_nothing_can_be_drawn(scale, shift):
+    """Every drawing was white paper, half as dark as its ink, or ended the export with a division by zero."""
+    preprocessing = {"scale": scale, "shift": shift, "stored_dtype": "uint8"}
+    assert drawing_settings(None, (28, 28), preprocessing) is None
+    assert drawing_settings(None, (28, 28), preprocessing | {"scale": 2 / 255, "shift": -1.0})["levels"] == 255
+    assert drawing_settings(None, (28, 28), {"stored_dtype": "uint8"})["levels"] == 1  # x is what is stored
+
+
 def test_a_drawing_in_blocks_and_levels():
     settings = drawing_settings("digits", (8, 8, 1), {"scale": 1 / 16, "shift": 0.0, "stored_dtype": "uint8"})
     assert (settings["size"], settings["levels"], settings["resample"]) == (280, 16, "area")

@@ -109,7 +109,7 @@ def in_turn(y, count: int) -> np.ndarray:
 def _stored(x, preprocessing):
     """Examples as the federation stores them: uint8, if they are decoded from it to the same numbers."""
     if preprocessing.get("stored_dtype") == "uint8":
-        scale, shift = np.float32(preprocessing["scale"]), np.float32(preprocessing["shift"])
+        scale, shift = (np.float32(preprocessing.get(name, usual)) for name, usual in (("scale", 1), ("shift", 0)))
         raw = np.rint((x - shift) / scale).astype(np.uint8)
         if np.array_equal(raw.astype(np.float32) * scale + shift, x):
             return raw

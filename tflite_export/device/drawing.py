@@ -17,6 +17,8 @@ from tflite_export.device.errors import InvalidInput
 def drawing_settings(dataset: str | None, example_shape, preprocessing: dict, antialias: bool = False) -> dict | None:
     """How a drawing becomes an example of a data set; None if examples are not square grey images of uint8.
 
+    Full ink is where x is 1, so None too if no raw level from 1 to 255 gives that, as where white is 1.
+
     Returns:
         {'size': side of the drawing in pixels, 'pen': width of a line in pixels, 'resample': 'area' or 'bilinear',
         'levels': the raw value of full ink}.
@@ -24,7 +26,10 @@ def drawing_settings(dataset: str | None, example_shape, preprocessing: dict, an
     grey = len(example_shape) in (2, 3) and tuple(example_shape[2:]) in ((), (1,))
     if not grey or example_shape[0] != example_shape[1] or preprocessing.get("stored_dtype") != "uint8":
         return None
-    levels = round((1 - preprocessing["shift"]) / preprocessing["scale"])  # full ink is x = 1
+    scale, shift = preprocessing.get("scale", 1), preprocessing.get("shift", 0)
+    levels = round((1 - shift) / scale) if scale else 0
+    if not 1 <= levels <= 255:
+        return None
     if dataset in ("omniglot", "omniglot_drawers") and not antialias:
         return {"size": 105, "pen": 3, "resample": "bilinear", "levels": levels}
     size = example_shape[0] * max(1, round(280 / example_shape[0]))
