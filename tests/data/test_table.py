@@ -63,6 +63,16 @@ def test_a_csv_file_is_the_same_table(tmp_path, delimiter, encoding):
     assert Federation.from_table(path, **WHO, out=tmp_path / "named").manifest["source"]["name"] == "people"
 
 
+def test_commas_in_the_name_of_a_column_do_not_choose_the_delimiter(tmp_path):
+    """Also as many as the line has semicolons, in quotes or not, and in a name that goes on in the next line."""
+    for number, name in enumerate(["mass, in kg, dressed, at noon", "mass, in\nkg, dressed, noon", 'a "b", c, d, e']):
+        table = {**rows(), name: rows()["mass"]}
+        del table["mass"]
+        path = write(tmp_path / f"{number}.csv", table, ";")
+        made = Federation.from_table(path, **WHO, name="table", out=tmp_path / f"f{number}")
+        assert made.hash == Federation.from_table(table, **WHO, out=tmp_path / f"g{number}").hash
+
+
 def test_clients_of_a_csv_file_keep_their_names_and_numbers_are_sorted_as_numbers(tmp_path):
     table = rows(40) | {"user": ["007", "10", "9", "NA"][:3] * 13 + ["9"], "state": ["1", "0"] * 20}
     federation = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "f")

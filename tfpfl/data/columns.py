@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from tfpfl.checks import InvalidArgument, Unavailable, extra
 from tfpfl.data.arrays import as_array, is_missing, plain
 
 BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
+DELIMITERS = ",;\t"
 
 
 def table_columns(table: Any, as_text: Sequence[str]) -> dict[str, np.ndarray]:
@@ -81,9 +82,9 @@ def csv_columns(
     """The columns of a CSV file. If `is_heading` says no to the first row, they are called '1', '2', ..."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:  # without the mark that spreadsheets write first
-            first = next((line for line in file if line.strip()), "")
+            delimiter = _delimiter(file)
             file.seek(0)
-            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = next((row for row in reader if row), [])
             if not header:
                 raise InvalidArgument(f"{path} is empty: the first line must have the names of the columns")
@@ -100,6 +101,28 @@ def csv_columns(
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidArgument(f"{path} cannot be read as CSV in UTF-8: {error}") from error
     return {name: _joined(parts) for name, parts in blocks.items()}
+
+
+def _delimiter(file: IO[str]) -> str:
+    """What stands between the cells: what gives the first two rows equally many cells, and the most of them.
+
+    The name of a column may have commas in it, so the first line alone does not tell. If nothing gives equally many,
+    it is what the first line has most of.
+    """
+    widths = {}
+    for mark in DELIMITERS:
+        file.seek(0)
+        try:
+            first = list(islice((row for row in csv.reader(file, delimiter=mark, strict=True) if row), 2))
+        except csv.Error:  # with another one, quotes may stand in the middle of a cell
+            continue
+        if len({len(row) for row in first}) == 1:
+            widths[mark] = len(first[0])
+    if max(widths.values(), default=1) > 1:
+        return max(widths, key=widths.__getitem__)
+    file.seek(0)
+    line = next((line for line in file if line.strip()), "")
+    return max(DELIMITERS, key=line.count)
 
 
 def _blocks(reader: Iterator[list[str]], width: int, path: Path) -> Iterator[list[list[str]]]:
