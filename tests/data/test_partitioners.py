@@ -215,6 +215,8 @@ def test_natural_clients_are_the_keys_and_may_be_fewer():
     assert part.names == list("012345")
     for key, train, test in zip(part.names, part.train, part.test, strict=True):
         assert set(data.train_key[train]) == set(data.test_key[test]) == {int(key)}
+    as_bytes = data._replace(train_key=data.train_key.astype("S"), test_key=data.test_key.astype("S"))
+    assert PARTITIONERS["natural"](as_bytes, None, 0).names == part.names
     pooled = PARTITIONERS["natural"](data, 4, 0, pooled=True)
     assert pooled.pooled and len(pooled.train) == 4
     keys = np.concatenate([data.train_key, data.test_key])

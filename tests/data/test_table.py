@@ -102,6 +102,20 @@ def test_labels_that_only_python_reads_as_numbers_are_names(tmp_path, labels):
         assert made.class_names == sorted(labels)
 
 
+@pytest.mark.parametrize("kind", ["S", object])
+def test_bytes_are_text(tmp_path, kind):
+    """As columns of HDF5, and of Parquet files that were written from bytes, have them."""
+    table = rows() | {"part": (["train"] * 3 + ["test"] * 3) * 4}
+    stored = {name: np.array([value.encode() for value in table[name]], kind) for name in ("user", "state", "part")}
+    made = [
+        Federation.from_table(given, **WHO, split="part", out=tmp_path / name)
+        for name, given in (("text", table), ("bytes", table | stored))
+    ]
+    assert made[1].client_names == ["Zoë", "u10", "u9"] and made[0].hash == made[1].hash
+    with pytest.raises(InvalidArgument, match="column 'user': row 2 is b'caf.xe9', which is no text in UTF-8. Give"):
+        Federation.from_table(rows() | {"user": np.array([b"u", "café".encode("latin-1")] * 12)}, **WHO, out="f")
+
+
 def test_signs_and_exponents_are_numbers_and_1_1_is_none(tmp_path):
     table = rows() | {"state": ["+1", "0", "2e0", ".0"] * 6, "mass": ["007", "-1.5e2", ".5", "+3."] * 6}
     made = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "f", validation=0)

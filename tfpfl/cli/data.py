@@ -70,12 +70,13 @@ table_options = [
 
 def _all_have_validation(table: str, client: str, split: str) -> bool:
     """Whether every client of a table has validation rows. Columns that the table lacks are refused later."""
+    from tfpfl.data.arrays import as_text
     from tfpfl.data.columns import table_columns
 
     columns = table_columns(table, [client, split])
     if not {client, split} <= set(columns):
         return False
-    named, parts = (list(map(str, columns[name])) for name in (client, split))
+    named, parts = ([as_text(value, f"column {name!r}") for value in columns[name]] for name in (client, split))
     return set(named) == {name for name, part in zip(named, parts, strict=True) if part == "validation"}
 
 

@@ -46,6 +46,22 @@ def is_missing(value: Any) -> bool:
         return True
 
 
+def as_text(value: Any, what: str) -> str:
+    """A name as text. Bytes, which columns of some files have, are text in UTF-8; `what` names the value in errors.
+
+    Raises:
+        InvalidArgument: the bytes are no text in UTF-8: what cannot be read would make one name of different ones.
+    """
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidArgument(
+            f"{what} is {plain(value)!r}, which is no text in UTF-8. Give texts, for example name.decode('latin-1')"
+        ) from None
+
+
 def plain(value: Any) -> Any:
     """A NumPy scalar as Python's own, which `repr` shows without its type on every version of NumPy."""
     return value.item() if isinstance(value, np.generic) else value

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.data.arrays import as_array
+from tfpfl.data.arrays import as_array, as_text
 from tfpfl.data.layout import (
     checked_examples,
     entry,
@@ -212,22 +212,22 @@ def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[Any
 
 
 def names_of(data: dict) -> list[str]:
-    """The names of the clients: their ids as text.
+    """The names of the clients: their ids as text; bytes are text in UTF-8.
 
     Args:
         data: from `client_arrays`.
 
     Raises:
-        InvalidArgument: two ids have the same text, such as 1 and '1'.
+        InvalidArgument: two ids have the same text, such as 1 and '1'; or bytes are no text in UTF-8.
     """
     ids: dict[str, Any] = {}
     for client in data:
-        if str(client) in ids:
+        name = as_text(client, f"the id of client {client!r}")
+        if name in ids:
             raise InvalidArgument(
-                f"the clients {ids[str(client)]!r} and {client!r} would have one name, {str(client)!r}: give them "
-                "different ids"
+                f"the clients {ids[name]!r} and {client!r} would have one name, {name!r}: give them different ids"
             )
-        ids[str(client)] = client
+        ids[name] = client
     return list(ids)
 
 

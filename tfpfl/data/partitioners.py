@@ -13,6 +13,7 @@ import numpy as np
 from numpy.random import Generator
 
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.arrays import as_text
 from tfpfl.data.dealing import by_owner, cut_by, deal, holders, in_proportion
 from tfpfl.data.keys import sorted_keys
 from tfpfl.data.randomness import Stream, generator
@@ -385,7 +386,7 @@ def natural(
     client_of = np.full(len(keys), -1)
     client_of[chosen] = np.arange(num_clients)
     owner = client_of[key_of]
-    names = [str(keys[k]) for k in chosen]
+    names = [as_text(keys[k], "a natural key") for k in chosen]
     if pooled:
         train, test = _cut_test(by_owner(owner, num_clients), test_fraction, seed)
         return Partition(train, test, True, names)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, unknown, warn_user
-from tfpfl.data.arrays import as_array, plain
+from tfpfl.data.arrays import as_array, as_text, plain
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
@@ -176,7 +176,7 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     if not len(y):
         return y.astype(np.int32)
     if y.dtype.kind == "S" or (y.dtype == object and all(isinstance(name, bytes) for name in y)):
-        y = np.array([_decoded(name, i, what) for i, name in enumerate(y)])
+        y = np.array([as_text(name, f"{what} labels: number {i}") for i, name in enumerate(y)])
     if y.dtype == object:
         bad = next((i for i, name in enumerate(y) if not isinstance(name, str)), None)
         if bad is not None:
@@ -193,16 +193,6 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
         raise InvalidArgument(f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}")
     return y.astype(np.int32)
-
-
-def _decoded(name: bytes, number: int, what: str) -> str:
-    try:
-        return name.decode("utf-8")
-    except UnicodeDecodeError:  # what cannot be read would make one name of different ones
-        raise InvalidArgument(
-            f"{what} labels: number {number} is {plain(name)!r}, which is no text in UTF-8. Give texts, for example "
-            "name.decode('latin-1')"
-        ) from None
 
 
 def class_ids(

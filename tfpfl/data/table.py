@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown, warn_user
-from tfpfl.data.arrays import is_missing
+from tfpfl.data.arrays import as_text, is_missing
 from tfpfl.data.columns import csv_columns, cut, is_number, numbered, parquet_columns, present, table_columns
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.targets import as_targets, check_sort
@@ -135,7 +135,7 @@ def _client_names(name: str, values: np.ndarray) -> np.ndarray:
             )
         if (values == np.rint(values)).all():
             values = values.astype(np.int64)
-    return np.array([str(value) for value in values])
+    return np.array([as_text(value, f"column {name!r}: row {i}") for i, value in enumerate(values, 1)])
 
 
 def _target(name: str, values: np.ndarray, sort: str) -> np.ndarray:
@@ -289,7 +289,8 @@ def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
 
 def _parts(name: str, values: np.ndarray) -> np.ndarray:
     """The split of every row, checked."""
-    found = np.array([str(value) for value in present(name, values)])
+    values = present(name, values)
+    found = np.array([as_text(value, f"column {name!r}: row {i}") for i, value in enumerate(values, 1)])
     wrong = ~np.isin(found, SPLITS)
     if wrong.any():
         row = int(wrong.argmax())
