@@ -215,6 +215,11 @@ def test_a_file_that_is_no_table(tmp_path):
         InvalidArgument, match="a table is a DataFrame, a dict of columns, or the path of a file, found"
     ):
         Federation.from_table([1, 2], **WHO, out=tmp_path / "f")
+    lazy = SimpleNamespace(columns=["user", "state", "age"], collect=rows)  # as a LazyFrame of polars
+    with pytest.raises(InvalidArgument, match="a SimpleNamespace has no rows yet: give table.collect"):
+        Federation.from_table(lazy, **WHO, out=tmp_path / "f")
+    with pytest.raises(InvalidArgument, match="label is the name of a column, a text, or a list of names; found 2"):
+        Federation.from_table(rows(), client="user", label=2, out=tmp_path / "f")
 
 
 def test_what_is_odd_is_said(tmp_path):
@@ -239,6 +244,14 @@ def test_what_is_odd_is_said(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Federation.from_table(rows(), **WHO, out=tmp_path / "h")
+
+
+def one_by_one(values):
+    """A column of whatever the values are, as pyarrow and polars make one of lists."""
+    column = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        column[i] = value
+    return column
 
 
 class Missing:
@@ -317,6 +330,16 @@ def test_the_numbers_of_the_rows_are_no_feature_unless_it_is_said(tmp_path, name
         ({"state": ["yes", "no", float("nan")] * 8}, "column 'state' has 8 missing values, the first in row 3"),
         ({"state": ["yes", 1, 2] * 8}, "must be integers, or all names .text., found int 2"),
         ({"age": np.ma.masked_equal(np.arange(24), 7)}, "column 'age': 1 values of a masked array are masked"),
+        (
+            {"age": one_by_one([[1, 2]] * 24)},
+            r"'age' must have one value in each row, found \[1, 2\] in row 1: give each",
+        ),
+        (
+            {"age": one_by_one([1, *map(np.array, [[1, 2]] * 23)])},
+            r"'age' must have one value in each row, .* in row 2",
+        ),
+        ({"state": one_by_one([np.array(["a"])] * 24)}, r"'state' must have one value in each row, .* in row 1: give"),
+        ({"user": one_by_one([np.zeros(9)] * 24)}, r"'user' must have one value in each row, .* in row 1: give each"),
         ({"age": np.ones((24, 2))}, r"column 'age' must have one value in each row, found an array of shape .24, 2."),
         ({"age": np.arange(24) * 1j}, "column 'age' has complex numbers, and features are real numbers: give the real"),
         ({"age": np.arange(24).astype("m8[ns]")}, "column 'age' has durations, .* divide them by a unit"),

@@ -40,6 +40,8 @@ def _check_mask(values: Any, what: str) -> None:
 
 def is_missing(value: Any) -> bool:
     """Whether a value is empty: None, NaN, NaT, pandas' NA, or a text without characters."""
+    if isinstance(value, np.ndarray | list | tuple):  # several values: an array cannot be compared with ""
+        return False
     try:
         return value is None or value == "" or bool(value != value)
     except TypeError:  # pandas' NA is neither equal nor unequal to itself

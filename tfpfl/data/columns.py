@@ -27,6 +27,10 @@ def table_columns(table: Any, as_text: Sequence[str]) -> dict[str, np.ndarray]:
                 "give the DataFrame"
             )
         return csv_columns(path, as_text) if kind == ".csv" else parquet_columns(path)
+    if hasattr(table, "collect"):
+        raise InvalidArgument(
+            f"a table is read whole, and a {type(table).__name__} has no rows yet: give table.collect()"
+        )
     names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", []))
     if not names:
         raise InvalidArgument(
@@ -160,6 +164,7 @@ def present(name: str, values: np.ndarray) -> np.ndarray:
     if values.dtype.kind == "f":
         empty = np.isnan(values)
     elif values.dtype.kind in "OUSmM":
+        check_single(name, values)
         empty = np.array([is_missing(value) for value in values], bool)
     else:
         return values
@@ -169,6 +174,16 @@ def present(name: str, values: np.ndarray) -> np.ndarray:
             "row of data is 1): fill them in, or leave these rows out"
         )
     return values
+
+
+def check_single(name: str, values: np.ndarray) -> None:
+    """Checks that no row of a column has a list or an array in it."""
+    row = next((i for i, value in enumerate(values) if isinstance(value, np.ndarray | list | tuple)), None)
+    if row is not None:
+        raise InvalidArgument(
+            f"column {name!r} must have one value in each row, found {cut(values[row])} in row {row + 1}: give each of "
+            "these values a column of its own"
+        )
 
 
 def is_number(value: Any) -> bool:

@@ -5,7 +5,7 @@ A table is a CSV or Parquet file, a DataFrame of pandas or polars, or a dict of 
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,16 @@ import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown, warn_user
 from tfpfl.data.arrays import as_text, is_missing
-from tfpfl.data.columns import csv_columns, cut, is_number, numbered, parquet_columns, present, table_columns
+from tfpfl.data.columns import (
+    check_single,
+    csv_columns,
+    cut,
+    is_number,
+    numbered,
+    parquet_columns,
+    present,
+    table_columns,
+)
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.targets import as_targets, check_sort
 
@@ -119,7 +128,13 @@ def table_clients(
 
 
 def label_columns(label: str | Sequence[str]) -> list[str]:
-    """The argument `label` as a list of columns."""
+    """The argument `label` as a list of columns.
+
+    Raises:
+        InvalidArgument: it is neither a text nor a list.
+    """
+    if not isinstance(label, Iterable):
+        raise InvalidArgument(f"label is the name of a column, a text, or a list of names; found {label!r}")
     return [label] if isinstance(label, str) else list(label)
 
 
@@ -239,6 +254,7 @@ def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -
         found, todo = NO_FEATURES[values.dtype.kind]
         raise InvalidArgument(f"column {name!r} has {found}, and {what} are real numbers: {todo}")
     if values.dtype.kind not in "biuf":
+        check_single(name, values)
         row = next((i for i, v in enumerate(values) if not is_missing(v) and not is_number(v)), None)
         shown = "" if row is None else f", row {row + 1} has {cut(values[row])}"
         if row is not None:
