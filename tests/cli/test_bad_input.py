@@ -135,7 +135,7 @@ def nan(x):
         ({"a": (X, Y), "b": (X[:0], Y[:0])}, "client 'b' has no training examples"),
         ({"a": (X, Y), "b": (X[:1], Y[:1])}, "client b has 1 training examples left of 1.*at least 2"),
         ({"a": (X, Y), "b": (nan(X), Y)}, "client 'b': train examples must be finite: 1 are not, first number 5"),
-        ({"a": (X, Y), "b": (X, -Y)}, r"client 'b': train labels must be class ids >= 0, found -1\.\.0"),
+        ({"a": (X, Y), "b": (X, -Y)}, r"client 'b': train labels must be class ids >= 0, found -1\.\.0: number the cl"),
         ({"a": (X, Y), "b": (X, Y / 2)}, "client 'b': train labels must be integers, found float64"),
         ({"a": (X, Y), "b": (X, Y[:3])}, "client 'b': train examples and labels differ in number: 8 and 3"),
         ({"a": (PIXELS, Y), "b": (PIXELS / 255, Y)}, r"found uint8 \(train of client 'a'\) and float32 \(tra"),

@@ -104,6 +104,17 @@ def test_gaps_are_said_and_can_be_closed():
         Source.from_arrays(X, y, compact_labels=True, class_names="ab")
 
 
+@pytest.mark.parametrize("names", [{0: "well", 1: "ill"}, {"well", "ill"}, {"well": 0, "ill": 1}.keys()])
+def test_names_of_classes_have_an_order(tmp_path, names):
+    """Of a dict, the names would have been its keys, 0 and 1; a set has another order in each process."""
+    for given in ({}, {"targets": "binary"}):
+        y = np.arange(12) % 2 if not given else np.eye(2)[np.arange(12) % 2]
+        with pytest.raises(
+            InvalidArgument, match="class_names must be a list with one name for each class, in the ord"
+        ):
+            Federation.from_clients(two(y), class_names=names, out=tmp_path / "f", **given)
+
+
 def test_a_test_class_that_the_client_lacks_in_training_is_said(tmp_path):
     ann = {"train": (X, np.zeros(12, int)), "test": (X[:5], np.array([0, 1, 1, 2, 0]))}
     bob = {"train": (X, np.arange(12) % 2), "test": (X[:2], np.array([0, 1]))}

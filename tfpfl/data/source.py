@@ -1,6 +1,6 @@
 """A source: a train and a test set of labelled examples, as arrays that were checked once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,7 +191,10 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     if y.dtype.kind not in "iu":
         raise InvalidArgument(f"{what} labels must be integers, found {y.dtype}; or names of classes (text)")
     if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
-        raise InvalidArgument(f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}")
+        raise InvalidArgument(
+            f"{what} labels must be class ids >= 0, found {y.min()}..{y.max()}: number the classes from 0 on, or give "
+            "their names, for example y.astype(str)"
+        )
     return y.astype(np.int32)
 
 
@@ -205,9 +208,10 @@ def class_ids(
         class_names, compact: as in `Source.from_arrays`.
 
     Raises:
-        InvalidArgument: some labels are integers and some are names; a name is not in `class_names`; two classes have
-            one name; an id is not below C; or there are more than a million classes without names.
+        InvalidArgument: some labels are integers and some are names; `class_names` is no list, or lacks a name; two
+            classes have one name; an id is not below C; or there are more than a million classes without names.
     """
+    check_ordered(class_names)
     found = [part for part in parts if len(part)]
     if len({part.dtype.kind == "U" for part in found}) > 1:
         raise InvalidArgument("labels must be all integers or all names of classes, found both")
@@ -248,6 +252,19 @@ def class_ids(
             "numbers the other classes from 0 on; class_names=[...] says that the empty classes are meant"
         )
     return list(parts), names
+
+
+def check_ordered(class_names: Any) -> None:
+    """Checks that names of classes or outputs, or None, have an order that is meant: they are numbered by it.
+
+    Raises:
+        InvalidArgument: they are a set, or a dict, of which only the keys would be read.
+    """
+    if isinstance(class_names, Mapping | Set):
+        raise InvalidArgument(
+            f"class_names must be a list with one name for each class, in the order of their numbers; found a "
+            f"{type(class_names).__name__}"
+        )
 
 
 def check_same_length(x: np.ndarray, y: np.ndarray, what: str) -> None:

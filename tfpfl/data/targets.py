@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from tfpfl.checks import InvalidArgument, check_choice, one_line, warn_user
 from tfpfl.data.arrays import as_array
 from tfpfl.data.manifest import SORTS, FederationError
-from tfpfl.data.source import LARGEST
+from tfpfl.data.source import LARGEST, check_ordered
 
 FILE = "targets.raw"
 COARSE = 1e-3  # of the range of the targets: if float32 moves one further, a warning says so
@@ -51,8 +51,9 @@ class Targets(NamedTuple):
         """Targets with these names of outputs; None: 'y0', 'y1', ...
 
         Raises:
-            InvalidArgument: there are more or fewer names than outputs, or two outputs have one name.
+            InvalidArgument: the names are no list, there are more or fewer than outputs, or two outputs have one name.
         """
+        check_ordered(names)
         names = _numbered(width) if names is None else list(map(str, names))
         if len(names) != width:
             raise InvalidArgument(f"targets have {width} outputs, but class_names has {len(names)} names: name each")
