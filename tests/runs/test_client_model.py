@@ -360,6 +360,17 @@ def patients(tmp_path_factory):
     return Federation.from_table(rows, client="ward", label="state", validation=0, out=folder / "data")
 
 
+def test_a_column_of_numbers_is_not_one_example(patients, tmp_path):
+    """[2, 1] are two examples of one number, and an example of this run has two numbers."""
+    path = tmp_path / "x.npy"
+    for fine in (np.zeros(2), np.zeros((1, 2)), np.zeros((3, 2, 1))):
+        np.save(path, fine)
+        assert read_examples(path, patients).x.shape == (3 if fine.ndim == 3 else 1, 2)
+    np.save(path, np.zeros((2, 1)))
+    with pytest.raises(InvalidArgument, match="an array of 2 x 1, but an example of this run is 2: give an array of N"):
+        read_examples(path, patients)
+
+
 def test_the_columns_of_a_table_are_found_by_their_names(patients, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

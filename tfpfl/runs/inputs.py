@@ -193,7 +193,8 @@ def _shaped(x: np.ndarray, shape: tuple, path: Path) -> np.ndarray:
         raise InvalidArgument(f"{path} must have numbers, found {x.dtype}")
     if x.size == 0:
         raise InvalidArgument(f"{path} has no examples: its array has the shape {_shape(x.shape)}")
-    if _large_axes(shape) not in (_large_axes(x.shape[1:]), _large_axes(x.shape)):
+    forms = [x.shape[1:]] + [x.shape] * (len(x.shape) <= len(shape))  # [3, 1] is not one example of 3 numbers
+    if _large_axes(shape) not in map(_large_axes, forms):
         found = f"an array of {_shape(x.shape)}" if x.shape else "a single number"
         raise InvalidArgument(
             f"{path} has {found}, but an example of this run is {_shape(shape)}: give an array of N x {_shape(shape)}"
