@@ -150,6 +150,8 @@ def test_the_column_of_the_split_is_followed(tmp_path):
             for name in federation.client_names
         ]
         assert federation.num_examples(split).tolist() == wanted
+    assert federation.describe()["partitioner"] == "from_table()"  # no fraction was cut for test
+    assert federation.manifest["partitioner"]["arguments"] == {"test_fraction": 0.25}  # the hash stays
     table["part"] = ["train"] * 20 + ["test"] * 4  # no validation rows: a tenth of the training rows is cut
     table["user"][20:] = ["u9"] * 4
     cut = Federation.from_table(table, **WHO, split="part", validation=0.2, out=tmp_path / "g")

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 def describe(federation: "Federation") -> dict[str, Any]:
     """A summary of a federation: {name: printable value}, in the order in which tables show it."""
     source, partitioner = federation.manifest["source"], federation.manifest["partitioner"]
-    arguments = ", ".join(f"{k}={v}" for k, v in partitioner["arguments"].items())
+    used = dict(partitioner["arguments"])
+    if partitioner["name"] == "from_table" and source["options"].get("split") is not None:
+        used.pop("test_fraction", None)  # a column says which rows are for test: nothing was cut
+    arguments = ", ".join(f"{k}={v}" for k, v in used.items())
     rows = {
         "source": one_line(f"{source['name']} {source['version']}".strip()),
         "partitioner": one_line(f"{partitioner['name']}({arguments})"),
