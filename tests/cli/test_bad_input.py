@@ -347,6 +347,10 @@ def test_a_first_round_that_fails_takes_only_its_own_files(there, federation, tm
         ({"jitter": 0.5}, "jitter=0.5 says how client_seconds vary, and client_seconds is 0"),
         ({"client_seconds_spread": 1.0}, "client_seconds_spread=1.0 says how client_seconds vary"),
         ({"sampling": "range", "sampling_range": (1, 3), "participation": 0.5}, "participation=0.5 is not used with"),
+        (
+            {"aggregator": "trimmed_mean", "aggregator_args": ("trim=0.1", "trim=0.2")},
+            "aggregator_args has trim 2 times",
+        ),
         ({"leaves": ("10:0,2",), "joins": ("20:0",)}, "client 0 leaves in round 10 and joins in round 20, .* too: 1:0"),
     ],
 )

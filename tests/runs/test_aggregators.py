@@ -345,6 +345,12 @@ def test_a_median_on_the_local_engine(six_clients, a_run, tmp_path):
         ({"aggregator": "trimmed_mean", "aggregator_args": ("trim=-1",)}, "trim of aggregator trimmed_mean must be"),
         ({"aggregator": "clip", "engine": "tff", "aggregator_args": ("norm=0",)}, "norm of aggregator clip must be"),
         ({"aggregator": "clip", "engine": "tff", "aggregator_args": ("norm=nan",)}, "must be a positive number"),
+        (
+            {"aggregator": "compress", "engine": "tff", "aggregator_args": ("bits=2.5",)},
+            "whole number from 1 to 16, fou",
+        ),
+        ({"aggregator": "compress", "engine": "tff", "aggregator_args": ("bits=17",)}, "number from 1 to 16, found 17"),
+        ({"aggregator": "compress", "engine": "tff", "aggregator_args": ("threshold=0.5",)}, "threshold of .* a whole"),
     ],
 )
 def test_bad_input(change, reason):

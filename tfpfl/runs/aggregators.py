@@ -28,6 +28,7 @@ from tfpfl.runs.privacy import Privacy, privacy
 PRIVATE = ("dp", "dp_adaptive")  # those with differential privacy
 OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}  # name -> (algorithm, arguments) -> algorithm; all engines
 AGGREGATORS = OF_TFF | OF_OURS  # all, by name
+WHOLE = {"bits": 16, "threshold": 2**31 - 1}  # arguments that are whole numbers: the largest one that TFF takes
 UNWEIGHTED = (*PRIVATE, *OF_OURS)  # those for which all clients count the same
 
 
@@ -47,7 +48,7 @@ def written(texts: Sequence[str]) -> dict:
             raise InvalidArgument(
                 f"aggregator_args: an argument is written NAME=NUMBER, such as noise=1.0; found {text!r}"
             ) from error
-        found[name] = int(value) if value.is_integer() and name in ("bits", "threshold") else value
+        found[name] = int(value) if value.is_integer() and name in WHOLE else value
     return found
 
 
@@ -61,7 +62,8 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
 
     Raises:
         InvalidArgument: the name or an argument is unknown, a required argument is missing, a value is not a positive
-            number (`trim` may be 0), the engine cannot use this aggregator, or there are arguments but no aggregator.
+            number (`trim` may be 0) or not a whole one where TFF needs that, the engine cannot use this aggregator, or
+            there are arguments but no aggregator.
     """
     if name is None:
         if arguments:
@@ -87,6 +89,11 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
         positive = argument != "trim"
         if not isinstance(value, int | float) or not np.isfinite(value) or value < 0 or (positive and value == 0):
             raise InvalidArgument(f"{argument} of aggregator {name} must be a positive number, found {value!r}")
+        most = WHOLE.get(argument)
+        if most is not None and not (isinstance(value, int) and value <= most):
+            raise InvalidArgument(
+                f"{argument} of aggregator {name} must be a whole number from 1 to {most}, found {value!r}"
+            )
 
 
 def check_method(name: str, algorithm: Algorithm) -> None:

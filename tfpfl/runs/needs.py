@@ -1,5 +1,7 @@
 """What a run needs besides its data: packages, metrics that are known, and no entry that would change nothing."""
 
+from collections import Counter
+
 from tfpfl.checks import InvalidArgument, warn_user
 from tfpfl.data import Federation
 from tfpfl.engines.engine import check_engine
@@ -62,6 +64,11 @@ def _check_used(config: RunConfig) -> None:
             f"participation={config.participation} is not used with sampling='range', where sampling_range says how "
             "many clients a round has: leave participation out"
         )
+    for name, times in Counter(text.partition("=")[0] for text in config.aggregator_args).items():
+        if times > 1:
+            raise InvalidArgument(
+                f"aggregator_args has {name} {times} times, and only the last one would count: give it once"
+            )
     availability = config.availability()
     joins, leaves = (
         {i: t for t, some in reversed(found) for i in some} for found in (availability.joins, availability.leaves)
