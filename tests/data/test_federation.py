@@ -329,6 +329,14 @@ def test_an_existing_folder_is_kept(tmp_path, federation):
     with pytest.raises(FederationError, match="exists already"):
         Federation.build(numbered(), clients=4, out=tmp_path / "f")
     assert (tmp_path / "f" / "mine").read_text() == "precious"
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("precious")
+    for out, message in (
+        ("link", "link exists already"),
+        ("file/deep/g", "g cannot be made: .*file is no folder. Bui"),
+    ):
+        with pytest.raises(FederationError, match=message):
+            Federation.build("no data set is read before that", clients=4, out=tmp_path / out)
 
 
 @pytest.fixture

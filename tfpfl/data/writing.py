@@ -32,11 +32,14 @@ def absent(out: str | os.PathLike) -> Path:
     """The absolute path of a folder that does not exist yet.
 
     Raises:
-        FederationError: the folder exists.
+        FederationError: the folder exists, also as a link that leads nowhere; or it would be inside of a file.
     """
     out = Path(os.path.abspath(out))
-    if out.exists():
+    if os.path.lexists(out):
         raise FederationError(f"{out} exists already. Open it with Federation.load, or build into another folder")
+    inside = next(path for path in out.parents if os.path.lexists(path))
+    if not inside.is_dir():
+        raise FederationError(f"{out} cannot be made: {inside} is no folder. Build into another one")
     return out
 
 
