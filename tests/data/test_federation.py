@@ -262,6 +262,15 @@ def leaking(labels, num_clients, seed):
     [
         ({"partitioner": "dirichlt"}, "unknown partitioner 'dirichlt'"),
         ({"K": 9}, "must lie in 1..5"),
+        ({"K": 2.5}, "K of partitioner round_robin must be a whole number, found 2.5"),
+        ({"K": True}, "K of partitioner round_robin must be a whole number, found True"),
+        ({"partitioner": "dirichlet", "alpha": "1"}, "alpha of partitioner dirichlet must be a number, found '1'"),
+        ({"partitioner": "natural", "pooled": 0.5}, "pooled of partitioner natural must be True or False, found 0.5"),
+        (
+            {"partitioner": "quantity_skew", "min_samples": 1.5},
+            "min_samples of partitioner quantity_skew must be a whole",
+        ),
+        ({"partitioner": "iid", "K": 2}, "unknown argument of partitioner iid 'K'; there are none"),
         ({"clients": 150, "K": 1}, "1 training examples left of 2: 1 were set aside for validation"),
         ({"validation": 1.0}, "validation must lie in"),
         ({"partitioner": overlapping}, "example 5 out for training 2 times"),

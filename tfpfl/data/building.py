@@ -44,6 +44,8 @@ def build_federation(
         share_out = partitioner
         name = getattr(partitioner, "__name__", type(partitioner).__name__)
     defaults = getattr(share_out, "__kwdefaults__", None) or {}  # recorded too: a later version may have others
+    if isinstance(partitioner, str):
+        _check_arguments(name, defaults, partition_args)
     y = np.concatenate([source.y_train, source.y_test])
     kinds = y if source.targets is None else strata(y, source.targets)
     n = len(source.y_train)
@@ -79,6 +81,25 @@ def build_federation(
         del manifest["class_names"]
         manifest["targets"] = Targets.named(source.targets, y.shape[1], source.class_names).entry()
     return write_federation(folder, [(source.x_train, source.x_test)], y, rows, manifest, part.names)
+
+
+# What an argument of a partitioner must be, by the type of its default.
+_WANTED: dict[type, tuple[Any, str]] = {
+    bool: (bool | np.bool_, "True or False"),
+    int: (int | np.integer, "a whole number"),
+    float: (int | float | np.integer | np.floating, "a number"),
+}
+
+
+def _check_arguments(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Checks the names of the arguments of a partitioner, and that they are numbers where their defaults are."""
+    for argument, value in given.items():
+        if argument not in known:
+            raise InvalidArgument(unknown(f"argument of partitioner {name}", argument, known))
+        kind = type(known[argument])
+        wanted, words = _WANTED.get(kind, (object, ""))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and kind in (int, float)):
+            raise InvalidArgument(f"{argument} of partitioner {name} must be {words}, found {value!r}")
 
 
 def _checked(part: Partition, name: str, num_train: int, num_test: int) -> Partition:
