@@ -222,6 +222,18 @@ def test_the_largest_cohort_is_never_exceeded():
     [
         (lambda: Sampling(rate="0.2"), "participation must be a number, found '0.2'"),
         (lambda: Sampling("range", low="1", high=2), "low must be a number, found '1'"),
+        (
+            lambda: Sampling("range", low=1.5, high=3),
+            "sampling range needs whole numbers 1 <= low <= high, found low=1.5",
+        ),
+        (
+            lambda: Population([30.5, 30], [2, 2]),
+            r"num_examples must be whole numbers, found float64 such as .30.5, 30.0",
+        ),
+        (
+            lambda: Population([30, 30], [2, 2], client_ids=[False, True]),
+            "client_ids must be whole numbers, found bool",
+        ),
         (lambda: Population(30, 2), r"vectors of one length >= 1, found shapes \(\), \(\), \(1,\)"),
     ],
 )

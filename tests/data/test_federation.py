@@ -387,6 +387,12 @@ def test_changed_newer_and_foreign_manifests_are_refused(copy, tmp_path):
         Federation.load(tmp_path)
 
 
+def test_ids_of_a_population_are_whole_numbers(federation):
+    assert federation.population(client_ids=np.array([0.0, 2.0])).client_ids.tolist() == [0, 2]
+    with pytest.raises(InvalidArgument, match="client_ids must be whole numbers, found float64 such as .0.5, 1.7"):
+        federation.population(client_ids=[0.5, 1.7])
+
+
 def test_unknown_splits_and_label_spaces_are_refused(federation):
     for call in (federation.num_examples, lambda s: federation.arrays(0, s), federation.reader):
         with pytest.raises(ValueError, match="unknown split 'dev': one of train, validation, test"):

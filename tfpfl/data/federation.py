@@ -30,7 +30,7 @@ from tfpfl.data.description import describe
 from tfpfl.data.layout import Layout, packed
 from tfpfl.data.manifest import FederationError, check_index, check_labels, files_of, read_manifest
 from tfpfl.data.partitioners import Partition
-from tfpfl.data.population import Population, Sampling, Tensor
+from tfpfl.data.population import Population, Sampling, Tensor, whole_numbers
 from tfpfl.data.reading import cohort_reader, decoded_in_graph, label_space, split_number
 from tfpfl.data.source import Source
 from tfpfl.data.table import label_columns, table_clients
@@ -394,7 +394,7 @@ class Federation:
             IndexError: there is no client of such an id.
             InvalidArgument: an unknown label space, or a population that is not valid, see `Population`.
         """
-        ids = np.arange(self.num_clients) if client_ids is None else np.asarray(client_ids, np.int64)
+        ids = np.arange(self.num_clients) if client_ids is None else whole_numbers("client_ids", client_ids)
         if len(ids):
             self._check_id(int(ids.min()))
             self._check_id(int(ids.max()))

@@ -36,7 +36,8 @@ class Sampling:
             'fixed' r = max(floor(rate * n), 1) of the n that are there.
 
     Raises:
-        InvalidArgument: an unknown kind; a rate outside (0, 1]; low and high without 1 <= low <= high; no number.
+        InvalidArgument: an unknown kind; a rate outside (0, 1]; low and high without 1 <= low <= high, or not
+            whole; no number.
     """
 
     kind: str = "fixed"
@@ -51,8 +52,10 @@ class Sampling:
             raise InvalidArgument(f"unknown sampling {self.kind!r}: one of fixed, binomial, range")
         check_numbers(participation=self.rate, low=self.low, high=self.high)
         if self.kind == "range":
-            if not 1 <= self.low <= self.high:
-                raise InvalidArgument(f"sampling range needs 1 <= low <= high, found low={self.low}, high={self.high}")
+            if not 1 <= self.low <= self.high or self.low % 1 or self.high % 1:
+                raise InvalidArgument(
+                    f"sampling range needs whole numbers 1 <= low <= high, found low={self.low}, high={self.high}"
+                )
         elif not 0 < self.rate <= 1:
             raise InvalidArgument(f"participation must lie in (0, 1], found {self.rate}")
 
@@ -70,6 +73,18 @@ class Sampling:
     def most(self, num_clients: int) -> int:
         """The largest possible number of clients in a round, of `num_clients` clients in all."""
         return {"range": self.high, "binomial": num_clients}.get(self.kind) or int(self.expected(num_clients))
+
+
+def whole_numbers(name: str, values: ArrayLike) -> np.ndarray:
+    """The values as int64, after the check that they are whole numbers; `name` names them in the error.
+
+    Raises:
+        InvalidArgument: they are something else, such as truth values, or a number has a fraction.
+    """
+    found = np.asarray(values)
+    if found.dtype.kind not in "iuf" or (found % 1 != 0).any():
+        raise InvalidArgument(f"{name} must be whole numbers, found {found.dtype} such as {found.ravel()[:5].tolist()}")
+    return found.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +106,7 @@ class Population:
     Raises:
         InvalidArgument: the vectors differ in length or are empty; client_ids are not ascending; a client has no
             training example or no class; num_labels is smaller than a K_i; sampling asks for more clients than there
-            are; labels or arrival is not one of the values above.
+            are; a number is not whole; labels or arrival is not one of the values above.
     """
 
     num_examples: np.ndarray
@@ -116,9 +131,9 @@ class Population:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        examples = np.asarray(self.num_examples, np.int64)
-        classes = np.asarray(self.num_classes, np.int64)
-        ids = np.arange(examples.size) if self.client_ids is None else np.asarray(self.client_ids, np.int64)
+        examples = whole_numbers("num_examples", self.num_examples)
+        classes = whole_numbers("num_classes", self.num_classes)
+        ids = np.arange(examples.size) if self.client_ids is None else whole_numbers("client_ids", self.client_ids)
         if examples.ndim != 1 or not len(examples) or examples.shape != classes.shape or examples.shape != ids.shape:
             raise InvalidArgument(
                 "num_examples, num_classes and client_ids must be vectors of one length >= 1, found shapes "
