@@ -116,3 +116,16 @@ def test_a_mode_is_taken_back_only_by_who_began_it(tmp_path):
         book.take_back()
         assert book.asynchronous == 2 or book.is_secure
         book.close()
+
+
+def test_tokens_that_were_there_stay(make_run, tmp_path):
+    """Devices have them, also if the book is gone, as after a copy of the folder without it."""
+    run = make_run(tmp_path / "run", participation=1.0)
+    folder = run.folder
+    with_devices(run)
+    tokens = (folder / "tokens.json").read_bytes()
+    (folder / "live.sqlite").unlink()
+    with busy_port() as port:
+        assert "cannot listen" in serve(folder, "--port", port)
+    assert (folder / "tokens.json").read_bytes() == tokens
+    assert not (folder / "live.sqlite").exists() and not (folder / "operator.token").exists()

@@ -243,7 +243,8 @@ def serve(
             raise InvalidArgument(f"browsers cannot take part in {run.folder}: {why}")
     bundles = bundles_of(run, browser=page is not None)
     files = None if page is None else LivePage(page, bundles[min(bundles)])
-    first, listens = not (run.folder / LIVE).exists(), False
+    made = [LIVE, f"{LIVE}-wal", f"{LIVE}-shm", TOKENS, OPERATOR] if not (run.folder / LIVE).exists() else []
+    made, listens = [name for name in made if not (run.folder / name).exists()], False
     rounds: LiveRounds | None = None
 
     def started(address):
@@ -276,6 +277,6 @@ def serve(
     finally:
         if rounds is not None:
             rounds.close(has_begun=listens)
-        if first and not listens:  # nothing has happened: the run folder is as it was
-            for name in (LIVE, f"{LIVE}-wal", f"{LIVE}-shm", TOKENS, OPERATOR):
+        if not listens:  # nothing has happened: the run folder is as it was
+            for name in made:
                 (run.folder / name).unlink(missing_ok=True)
