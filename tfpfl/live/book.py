@@ -135,10 +135,13 @@ class Book:
 
     def set_tokens(self, tokens: Mapping[int, str]) -> None:
         """Keeps the hashes of these clients' enrolment tokens. A client with another token than before joins anew."""
-        query = """INSERT INTO member (client, token) VALUES (?, ?) ON CONFLICT (client) DO UPDATE
-            SET token = excluded.token, key = NULL, revoked = 0 WHERE token != excluded.token"""
-        with self._transaction():
-            self._db.executemany(query, [(i, _hashed(token)) for i, token in tokens.items()])
+        hashed = [(i, _hashed(token)) for i, token in tokens.items()]
+        with self._transaction():  # first the old tokens go: two clients may have changed theirs
+            query = "UPDATE member SET token = NULL, key = NULL, revoked = 0 WHERE client = ? AND token != ?"
+            self._db.executemany(query, hashed)
+            query = """INSERT INTO member (client, token) VALUES (?, ?)
+                ON CONFLICT (client) DO UPDATE SET token = excluded.token WHERE token IS NULL"""
+            self._db.executemany(query, hashed)
 
     def member_with(self, token: str) -> Member | None:
         """Whose token this is; looked up by its hash, so the time that it takes says nothing of the token."""

@@ -169,6 +169,12 @@ def _require_clients(run, clients: Iterable[int]) -> None:
         raise InvalidArgument(f"{run.folder} has no client {', '.join(map(str, unknown))}")
 
 
+def _checked_token(client: str, token: Any) -> str:
+    if not (isinstance(token, str) and token.isascii() and token.isprintable() and 1 <= len(token) <= 200):
+        raise ValueError(f"the token of client {client} must be a text of 1 to 200 characters of ASCII")
+    return token
+
+
 def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
     """Makes a token for each client that has none, and writes all of them beside the run: {client: token}.
 
@@ -178,15 +184,19 @@ def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
         new: clients that get another token, so that the old one is of no use any more: a device has to join with it.
 
     Raises:
-        InvalidArgument: the run has no such client, or tokens.json is damaged.
+        InvalidArgument: the run has no such client, or tokens.json is damaged or has a token twice.
     """
     path, ids = run.folder / TOKENS, run.population.client_ids.tolist()
     _require_clients(run, new)
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        tokens = {int(i): str(token) for i, token in known.items()}
+        tokens = {int(i): _checked_token(i, token) for i, token in known.items()}
     except (ValueError, AttributeError) as error:
         raise InvalidArgument(f"{path} is damaged; without it, all clients get new tokens: {error}") from error
+    owners: dict[str, int] = {}
+    for client, token in tokens.items():
+        if (other := owners.setdefault(token, client)) != client:
+            raise InvalidArgument(f"{path} gives clients {other} and {client} the same token: each needs its own")
     wanted = {i: secrets.token_urlsafe(24) if i in new or i not in tokens else tokens[i] for i in ids}
     if wanted != tokens:  # first the file: a token that only the book knows would be lost
         write_whole(path, (json.dumps({str(i): wanted[i] for i in ids}, indent=2) + "\n").encode(), 0o600)
