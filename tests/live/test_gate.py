@@ -67,3 +67,17 @@ def test_requests_are_forgotten_when_their_time_is_no_longer_good():
     assert len(door.gate._used) == 51
     door.comes(door.signed(now + 800), now + 800)
     assert len(door.gate._used) == 1
+
+
+def test_a_clock_that_is_set_back_locks_nobody_out():
+    """As when a machine gets the right time after the server was started; what was signed before stays refused."""
+    door, now = Door(), STARTED - 3600
+    with pytest.raises(Refused, match="clock is .* off"):
+        door.comes(door.signed(STARTED), now)
+    door.comes(door.signed(now), now)
+    with pytest.raises(Refused, match="before the server started"):
+        door.comes(door.signed(now - 1), now + 1)
+    request = door.signed(now + 1)
+    door.comes(request, now + 1)
+    with pytest.raises(Refused, match="came before"):
+        door.comes(request, now + 2)

@@ -78,6 +78,8 @@ class Gate:
         member = rounds.member(int(stamp.client))
         if abs(now - int(stamp.time)) > CLOCKS_APART:
             raise Refused(401, f"the device's clock is {int(stamp.time) - now:+.0f} s off: set it")
+        if now < self._started:  # the clock was set back: otherwise all would be refused until it is here again
+            self._started = int(now)
         if int(stamp.time) < self._started:
             raise Refused(401, "the request was signed before the server started: sign it again")
         return member, stamp
