@@ -9,8 +9,8 @@ import json
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ CREATE TABLE event (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL, what TEXT
 
 
 class BookError(TfpflError, RuntimeError):
-    """The file live.sqlite is damaged, of another run, or of a newer version."""
+    """The file live.sqlite is damaged, of another run, or of a newer version, or cannot be written."""
 
 
 class Member(NamedTuple):
@@ -105,8 +105,26 @@ class Book:
                 self._db.execute(f"DROP TABLE {table}")
         self._made = ()
 
-    def _transaction(self) -> "_Transaction":
-        return _Transaction(self._db)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that the block writes is on disk at its end, or nothing of it.
+
+        Raises:
+            BookError: it cannot be written.
+        """
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            if self._db.in_transaction:  # SQLite has rolled back by itself after some errors
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise BookError(
+                    f"{self.path} cannot be written: {error}. What devices were told to be counted is there: when it "
+                    "can be written again, start the server, and it goes on"
+                ) from error
+            raise
 
     def _rows(self, query: str, *arguments) -> list[tuple]:
         with closing(self._db.execute(query, arguments)) as found:
@@ -247,19 +265,6 @@ class Book:
     def close(self) -> None:
         """Closes the file; all that was kept is on disk without it."""
         self._db.close()
-
-
-class _Transaction:
-    """All or nothing."""
-
-    def __init__(self, db: sqlite3.Connection):
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind, *_) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
 def _hashed(token: str) -> bytes:

@@ -25,7 +25,7 @@ from tflite_export.device import payload as payloads
 from tflite_export.device.head_file import SavedHead, head_bytes
 from tflite_export.device.live import wire
 from tflite_export.device.live.wire import MASKED
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, TfpflError
 from tfpfl.live.book import Member
 from tfpfl.live.page import LivePage
 from tfpfl.live.rounds import LiveRounds
@@ -233,8 +233,9 @@ class LiveServer:
             response = self._error(error.status, error.reason)
         except (ConnectionError, asyncio.CancelledError):
             raise
-        except Exception:
-            _logger.exception("%s %s", request.method, request.path)
+        except Exception as error:
+            is_known = isinstance(error, TfpflError)  # such as a full disk; all others are bugs
+            _logger.error("%s %s: %s", request.method, request.path, error, exc_info=not is_known)
             response = self._error(500, "the server failed; its log says more")
         self._requests.labels(str(response.status)).inc()
         response.headers.setdefault("Cache-Control", "no-store")
