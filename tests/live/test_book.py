@@ -9,9 +9,10 @@ import pytest
 
 from helpers.live import join, score, send
 from tflite_export.device.live import wire
+from tfpfl.checks import InvalidArgument
 from tfpfl.live.book import FORMAT, Book, BookError
 from tfpfl.live.rounds import LiveRounds
-from tfpfl.live.rules import Rules
+from tfpfl.live.rules import Refused, Rules
 
 
 def kept_updates(book):
@@ -75,6 +76,31 @@ def test_a_book_that_cannot_be_read_is_refused_and_stays_as_it_is(tmp_path, what
         with closing(Book(path, "run")) as book:
             book._db.execute("DELETE FROM about")
     before = path.read_bytes() if path.exists() else None
-    with pytest.raises(BookError, match="cannot be read: .* the devices have to join again"):
+    with pytest.raises(BookError, match="cannot be read: .* Put back a copy of it: without it, .* cannot go on"):
         Book(path, "run")
     assert (path.read_bytes() if path.exists() else None) == before
+
+
+def test_without_the_book_live_rounds_cannot_go_on_and_the_error_says_what_to_do(make_run, tmp_path):
+    """A device has the head of the rounds that it knows, so other rounds refuse it."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
+        rounds = LiveRounds(run, Rules(wait_for=10, awake=1e6), 0.0)
+        join(rounds, range(10))
+        known = rounds.book.live_id
+        rounds.close()
+        (run.folder / "live.sqlite").unlink()
+        rounds = LiveRounds(run, Rules(wait_for=10, awake=1e6), 0.0)
+        rounds.book.set_tokens({0: "token 0"})
+        info = run.population.info(0)
+        about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes), "run": known}
+        with pytest.raises(Refused, match="another --state"):
+            rounds.join("token 0", about | {"key": wire.Signer().public}, 1.0)
+        join(rounds, range(10), 1.0)
+        for client in range(10):
+            send(rounds, client, 2.0)
+        rounds.tick(1e5)
+        assert run.store.round_num == 1
+        rounds.close()
+        (run.folder / "live.sqlite").unlink()
+        with pytest.raises(InvalidArgument, match="has 1 rounds and no live.sqlite.* put back a copy"):
+            LiveRounds(run, Rules(), 2.0)

@@ -163,7 +163,7 @@ def test_what_it_does_not_begin(make_run, tmp_path):
     with make_run(tmp_path / "simulated") as run:
         run.config.rounds = 1
         run.train()
-        with pytest.raises(InvalidArgument, match="rounds of a simulation"):
+        with pytest.raises(InvalidArgument, match="Rounds of a simulation cannot go on live"):
             LiveRounds(run, Rules(), 0.0)
         assert not (run.folder / "live.sqlite").exists()
     with make_run(tmp_path / "clipped", clip_norm=1.0, on_broken="reject") as run:

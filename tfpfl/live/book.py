@@ -88,7 +88,8 @@ class Book:
                 (found,) = self._db.execute("SELECT format, run_id FROM about").fetchall()
             except (sqlite3.Error, OSError, ValueError) as error:
                 raise BookError(
-                    f"{path} cannot be read: {error}. Without it, the devices have to join again"
+                    f"{path} cannot be read: {error}. Put back a copy of it: without it, a run that has saved rounds "
+                    "cannot go on. One that has none can, and devices join it again with another --state"
                 ) from error
             if found != (FORMAT, run_id):
                 raise BookError(

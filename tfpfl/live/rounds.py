@@ -65,8 +65,8 @@ class LiveRounds(Clients):
             raise InvalidArgument(f"wait_for is {rules.wait_for}, but the run has {len(self.ids)} clients")
         if run.store.round_num and not (run.folder / LIVE).exists():
             raise InvalidArgument(
-                f"{run.folder} has {run.store.round_num} rounds of a simulation, and its heads are there: a live run "
-                "begins with round 1. Make a new folder: tfpfl run --create-only"
+                f"{run.folder} has {run.store.round_num} rounds and no {LIVE}. If devices computed them, put back a "
+                "copy of it. Rounds of a simulation cannot go on live: make a new folder: tfpfl run --create-only"
             )
         self._training = run.training()
         self._server = self._training.server_state()
