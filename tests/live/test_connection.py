@@ -1,12 +1,17 @@
 """A device's connection to the server: it stays open between requests, and may be closed at any time."""
 
-from contextlib import closing
+import ssl
+import time
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import numpy as np
 import pytest
 
-from tflite_export.device.live.connection import Connection
+from helpers.certificates import made_certificate
+from tflite_export.device.live.client import LiveDevice, ServerError
+from tflite_export.device.live.connection import Connection, trusting
 
 
 @pytest.fixture
@@ -27,11 +32,22 @@ def server():
         def log_message(self, *_):
             pass
 
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    with serving(Answering) as address:
+        yield address, ports
+
+
+@contextmanager
+def serving(handler, tls=None):
+    """The address of a server on the loopback; by https, with the certificate and the key of a file."""
+    found = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     found.daemon_threads = True
+    if tls is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(tls)
+        found.socket = context.wrap_socket(found.socket, server_side=True)
     thread = Thread(target=found.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{found.server_address[1]}", ports
+    yield f"http{'s' if tls else ''}://127.0.0.1:{found.server_address[1]}"
     found.shutdown()
     found.server_close()
     thread.join()
@@ -47,3 +63,41 @@ def test_it_stays_open_and_after_close_a_request_opens_another(server):
         for _ in range(2):
             assert connection.send("GET", "/v1/health", b"", {})[0] == 200
         assert ports[3] == ports[4] != ports[0]
+
+
+def device(address, folder, **how):
+    """A device that has not joined, and the texts of its log."""
+    log = []
+    examples = {"train": (np.zeros((3, 4), np.float32), np.array([0, 1, 0]))}
+    with pytest.raises(ServerError) as error:
+        LiveDevice(address, folder, examples, "a token", log=log.append, **how)
+    return str(error.value), log
+
+
+@pytest.mark.parametrize("why", ["nobody that is trusted has signed it", "it is of another address"])
+def test_a_certificate_that_is_not_trusted_ends_the_device_at_once(tmp_path, why):
+    """Such as one that a user has signed himself, when --ca is forgotten: to ask again for minutes would not help."""
+    other = why.startswith("it is of")
+    path = made_certificate(tmp_path / "server.pem", address="127.0.0.2" if other else "127.0.0.1")
+    with serving(BaseHTTPRequestHandler, path) as address:
+        began = time.monotonic()
+        told, log = device(address, tmp_path / "state", context=trusting(path) if other else None)
+        assert time.monotonic() - began < 60  # and not 300
+    assert f"the certificate of {address} is not trusted: " in told and "--ca" in told and not log
+
+
+@pytest.mark.parametrize("days", [-3, 3])
+def test_a_certificate_whose_time_is_not_now_is_tried_again(tmp_path, days):
+    """The clock of a device may be set a little later."""
+    path = made_certificate(tmp_path / "server.pem", days=days)
+    with serving(BaseHTTPRequestHandler, path) as address:
+        told, log = device(address, tmp_path / "state", context=trusting(path), patience=1.0)
+    assert f"{address} does not answer: " in told and "certificate" in told and len(log) == 1
+
+
+def test_the_log_says_once_that_the_server_is_away(tmp_path):
+    with serving(BaseHTTPRequestHandler) as address:
+        pass
+    told, (line,) = device(address, tmp_path / "state", patience=1.5)
+    assert f"{address} does not answer: " in told
+    assert line.startswith(f"{address} does not answer, and is asked again for 1.5 s: ")

@@ -11,8 +11,6 @@ import threading
 import time
 import zlib
 from collections import Counter
-from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 from helpers import phones
+from helpers.certificates import made_certificate
 from helpers.live import examples_of, in_threads, live_theta, new_run, same_scores, serving, simulated
 from helpers.marks import slow_but
 from helpers.native import CORE, NativeError, compiler
@@ -443,23 +442,6 @@ def test_a_connection_that_the_server_has_closed_does_not_end_the_app(live, tmp_
     done = subprocess.run([program, tmp_path / "device"], capture_output=True, text=True, check=False)
     assert "https://127.0.0.1 does not answer: " in done.stdout
     assert done.returncode == -signal.SIGPIPE  # the app's own signals are the app's
-
-
-def made_certificate(path):
-    """A certificate for 127.0.0.1 that is signed by itself, and its key."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key, now, pem = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC), serialization.Encoding.PEM
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "here")])
-    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    made = made.serial_number(1).not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
-    address = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
-    signed = made.add_extension(address, critical=False).sign(key, hashes.SHA256())
-    kind, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    path.write_bytes(signed.public_bytes(pem) + key.private_bytes(pem, kind, bare))
-    return path
 
 
 def test_the_listing_in_the_documentation_is_the_example():

@@ -23,7 +23,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
-from tflite_export.device.live.connection import Connection
+from tflite_export.device.live.connection import Connection, NotTrusted
 from tflite_export.device.live.secure.state import SecureState
 from tflite_export.device.live.state import State
 from tflite_export.device.live.wire import KEYS, MASKED, PHASES
@@ -371,14 +371,22 @@ class LiveDevice:
         return answer
 
     def _send(self, method: str, target: str, body: bytes, client: int | None) -> Answer:
-        """Sends a request until there is an answer, with longer and longer pauses, as long as `patience`."""
-        until, pause = time.monotonic() + self.patience, 0.2
+        """Sends a request until there is an answer, with longer and longer pauses, as long as `patience`.
+
+        When the server is away, the log is told once.
+        """
+        until, pause, is_told = time.monotonic() + self.patience, 0.2, False
         while True:
             try:
                 return self._once(method, target, body, client)
+            except NotTrusted as error:
+                raise ServerError(str(error)) from error
             except OSError as error:
                 if time.monotonic() + pause > until:
                     raise ServerError(f"{self.url} does not answer: {error}") from error
+                if not is_told:
+                    self.log(f"{self.url} does not answer, and is asked again for {self.patience:g} s: {error}")
+                is_told = True
             time.sleep(pause * random.uniform(0.5, 1.0))  # not all devices at once
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -11,6 +11,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live.wire import WireError
 
 _TIMEOUT = 60.0  # seconds until an answer must have come
+_NOT_YET, _EXPIRED = 9, 10  # OpenSSL's numbers of certificates whose time is not now: a clock may still be set
 _NO_URLLIB3 = "live rounds need the package urllib3: pip install urllib3"
 
 
@@ -24,6 +25,10 @@ def trusting(ca: str | Path) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(ca))
     except OSError as error:  # also ssl.SSLError; neither names the file
         raise InvalidInput(f"the certificate {ca} cannot be used: {error}") from error
+
+
+class NotTrusted(InvalidInput):
+    """The certificate of a server is not one that this device trusts; to ask again would not help."""
 
 
 class Connection:
@@ -65,14 +70,27 @@ class Connection:
             (status, body, headers) of the answer.
 
         Raises:
+            NotTrusted: the server's certificate is not one that is trusted.
             OSError: there is no answer.
         """
         try:
             found = self._http.request(method, self._url + target, body=body or None, headers=headers, redirect=False)
         except self._errors as error:
+            if (why := _not_trusted(error)) is not None:
+                raise NotTrusted(
+                    f"the certificate of {self._url} is not trusted: {why}. If it is signed by one of your own, give "
+                    "that one with --ca"
+                ) from error
             raise ConnectionError(str(error)) from error
         return found.status, found.data, found.headers
 
     def close(self) -> None:
         """Closes the connection to the server, and to the proxy. A later `send` works: it opens a new one."""
         self._http.clear()
+
+
+def _not_trusted(error: BaseException | None) -> str | None:
+    """Why a certificate is not trusted, if this is the cause of an error."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return None if error is None or error.verify_code in (_NOT_YET, _EXPIRED) else error.verify_message
