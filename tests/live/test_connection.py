@@ -101,3 +101,13 @@ def test_the_log_says_once_that_the_server_is_away(tmp_path):
     told, (line,) = device(address, tmp_path / "state", patience=1.5)
     assert f"{address} does not answer: " in told
     assert line.startswith(f"{address} does not answer, and is asked again for 1.5 s: ")
+
+
+def test_a_server_on_this_machine_is_asked_without_a_proxy(server, monkeypatch):
+    """Otherwise the proxy of a company would get the enrolment token, and could reach no server here."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with closing(Connection(server[0], None)) as connection:
+        assert connection.send("GET", "/v1/health", b"", {})[:2] == (200, b"ok")
+    with closing(Connection("http://127.0.0.3:9", None)) as connection, pytest.raises(OSError, match="proxy"):
+        connection.send("GET", "/v1/health", b"", {})  # others are asked through it

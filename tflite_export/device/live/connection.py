@@ -11,6 +11,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live.wire import WireError
 
 _TIMEOUT = 60.0  # seconds until an answer must have come
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NOT_YET, _EXPIRED = 9, 10  # OpenSSL's numbers of certificates whose time is not now: a clock may still be set
 _NO_URLLIB3 = "live rounds need the package urllib3: pip install urllib3"
 
@@ -34,6 +35,8 @@ class NotTrusted(InvalidInput):
 class Connection:
     """Sends requests to one server, through the proxy that the environment names for it (https_proxy, no_proxy).
 
+    To a server on this machine there is none: the proxy is elsewhere, and would get the token.
+
     Args:
         url: the server's address, such as 'https://example.org', without a slash at the end.
         context: for https, with the server's certificate; None: those that Python trusts.
@@ -53,7 +56,7 @@ class Connection:
         how: dict[str, Any] = {"retries": False, "timeout": _TIMEOUT}
         if parts.scheme == "https":
             how["ssl_context"] = context or ssl.create_default_context()
-        if proxy is None or urllib.request.proxy_bypass(parts.hostname or ""):
+        if proxy is None or parts.hostname in _LOOPBACK or urllib.request.proxy_bypass(parts.hostname or ""):
             self._http = urllib3.PoolManager(**how)
         else:
             self._http = urllib3.ProxyManager(proxy, **how)
