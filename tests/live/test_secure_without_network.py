@@ -355,6 +355,36 @@ def test_a_round_waits_for_three_clients(secure_run, tmp_path):
     rounds.close()
 
 
+@pytest.mark.parametrize("phase", wire.PHASES)
+def test_a_round_with_fewer_than_three_clients_that_are_not_revoked_ends_without_a_sum(make_run, tmp_path, phase):
+    """Otherwise the run would try the same round again and again, and the other clients would get none."""
+    with make_run(tmp_path / "run", participation=0.3, rounds=2, evaluate_every=0) as run:
+        rounds, phones = joined(run, Rules(**RULES), tmp_path, gradients(run))
+        invited = sorted(rounds.view.waiting)
+        assert len(invited) == 3
+        while rounds.view.kind != phase:
+            answer_once(rounds, phones)
+        rounds.book.revoke(invited[0], 2.0)  # a device that is lost, as `tfpfl serve --revoke` has it
+        rounds.close()
+        rounds = SecureRounds(run, rounds.rules, 3.0)
+        others = without(phones, invited[0])
+        for now in range(4, 30):
+            if rounds.view.round_num == 2:
+                break
+            answer_once(rounds, others, float(now))
+            rounds.tick(float(now))
+        assert rounds.view.kind == wire.KEYS and rounds.view.round_num == 2 and run.store.round_num == 1
+        (row,) = run.store.history()
+        assert (row["clients"], row["dropped"], row["came"]) == (0, 3, "")
+        assert np.array_equal(live_theta(run), flatten(run.model.initial_theta))
+        assert "2 of 3 clients are not revoked" in reasons(rounds)[-1]
+        assert rounds.state(invited[1], 1)["state"] == "over"
+        answer(rounds, others, 31.0)
+        rounds.tick(99.0)
+        assert run.store.round_num == 2 and len(run.store.history()[1]["came"].split()) == 3
+        rounds.close()
+
+
 def test_with_three_of_ten_clients_the_step_is_that_of_plain_rounds(secure_run, make_run, tmp_path):
     given = gradients(secure_run, range(3))
     rounds, phones = joined(secure_run, Rules(**RULES | {"wait_for": 3}), tmp_path, given)

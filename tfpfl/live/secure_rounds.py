@@ -291,6 +291,8 @@ class SecureRounds(LiveRounds):
 
     def tick(self, now: float) -> None:
         """See `LiveRounds.tick`."""
+        if (self._again is not None or self.view.kind == KEYS) and self._give_up(now):
+            return
         if self._again is not None:
             if now >= self._again:
                 self._again = None
@@ -310,6 +312,19 @@ class SecureRounds(LiveRounds):
             self.view = view._replace(deadline=now + self.rules.deadline)
         else:
             self._advance(now)
+
+    def _give_up(self, now: float) -> bool:
+        """Ends a round of which too many members were revoked, without a sum: no attempt could have one."""
+        opened = self._open_round
+        left = [i for i in opened.arrival if not self._members[i].revoked]
+        if len(left) >= LEAST:
+            return False
+        why = f"{len(left)} of {len(opened.arrival)} clients are not revoked, and {LEAST} are needed: it has no sum"
+        self.book.fail(opened.number, why, now)
+        _logger.warning("round %d failed: %s", opened.number, why)
+        self._phase = self._again = None
+        self._close(now)
+        return True
 
     def _can_open(self) -> bool:
         """Whether enough neighbours of each client have answered."""
@@ -391,7 +406,8 @@ class SecureRounds(LiveRounds):
     def _step_of(self, number: int) -> Stepped:
         """The server's step with the sum."""
         found = self.book.opened_sum(number)
-        assert found is not None  # a round begins with at least three clients
+        if found is None:  # see `_give_up`
+            return Stepped(number, self._server, {}, None, 0)
         total, clients, size = found
         kept = self.book.attempt(number)
         assert kept is not None
