@@ -8,8 +8,8 @@ from aiohttp import test_utils
 
 from tflite_export.device.live import wire
 from tfpfl.live.book import Member
+from tfpfl.live.gate import SLOWEST_BODY, Gate
 from tfpfl.live.rules import Refused
-from tfpfl.live.server import SLOWEST_BODY, Gate
 
 STARTED, TARGET, NOBODY = 1_790_000_000.0, "/v1/work?wait=0", hashlib.sha256(b"").hexdigest()
 

@@ -8,10 +8,8 @@ it is parsed, and is never executed.
 import asyncio
 import hashlib
 import logging
-import re
 import ssl
 import time
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -26,7 +24,7 @@ from tflite_export.device.head_file import SavedHead, head_bytes
 from tflite_export.device.live import wire
 from tflite_export.device.live.wire import MASKED
 from tfpfl.checks import InvalidArgument, TfpflError
-from tfpfl.live.book import Member
+from tfpfl.live.gate import SLOWEST_BODY, Gate
 from tfpfl.live.page import LivePage
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
@@ -36,92 +34,10 @@ from tfpfl.live.thetas import Thetas
 from tfpfl.live.watch import Watch, WatchPage
 
 LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
-CLOCKS_APART = 300.0  # seconds
-SLOWEST_BODY = 30.0  # seconds in which a body must have come
 SLOWEST_HEAD = 20.0  # seconds in which a connection's first request must have come, but for its body
-# Seconds in which a request is known. It may be signed CLOCKS_APART ahead, its head may come again until it is
-# CLOCKS_APART old, and the body SLOWEST_BODY later; a busy loop may notice late that this time is over.
-_KNOWN = 2 * CLOCKS_APART + 2 * SLOWEST_BODY
-_LARGE_AT_ONCE = 32  # updates that are in memory at the same time
+_LARGE_AT_ONCE = 32  # updates that are in memory at the same time, each of another client
 _SMALL = 16 * 1024  # bytes of a body that is no update
 _logger = logging.getLogger(__name__)
-
-
-class Gate:
-    """Who may send what: signatures, clocks, numbers that are used once, and how often one joins.
-
-    Args:
-        joins: so many devices may join from one address in a minute.
-        started: seconds since 1970. Requests that were signed before are refused, since the numbers that were used
-            before are not known any more.
-    """
-
-    def __init__(self, joins: int, started: float):
-        self._most_joins, self._started = joins, int(started)
-        self._used: OrderedDict[tuple[int, str], float] = OrderedDict()
-        self._keys: dict[str, wire.PublicKey] = {}
-        self._joins: dict[str, list[float]] = {}
-
-    def who(self, rounds: LiveRounds, request: web.Request, now: float) -> tuple[Member, wire.Stamp]:
-        """Who says that he sent a request, before its body is read.
-
-        Raises:
-            Refused: there is no such client, it has not joined, or its clock is wrong.
-        """
-        values = [request.headers.get(name, "") for name in (wire.CLIENT, wire.TIME, wire.NONCE, wire.SIGNATURE)]
-        stamp = wire.Stamp(*values)
-        digits = stamp.client.isascii() and stamp.client.isdigit() and len(stamp.client) < 10
-        if not digits or str(int(stamp.client)) != stamp.client:
-            raise Refused(401, f"{wire.CLIENT} must be the number of a client that has joined")
-        if not (stamp.time.isascii() and stamp.time.isdigit() and len(stamp.time) < 12):
-            raise Refused(401, f"{wire.TIME} must be a whole number of seconds since 1970")
-        member = rounds.member(int(stamp.client))
-        if abs(now - int(stamp.time)) > CLOCKS_APART:
-            raise Refused(401, f"the device's clock is {int(stamp.time) - now:+.0f} s off: set it")
-        if now < self._started:  # the clock was set back: otherwise all would be refused until it is here again
-            self._started = int(now)
-        if int(stamp.time) < self._started:
-            raise Refused(401, "the request was signed before the server started: sign it again")
-        return member, stamp
-
-    def check(self, member: Member, stamp: wire.Stamp, request: web.Request, digest: str, now: float) -> None:
-        """Checks that the client has signed the request, and that it did not come before.
-
-        Args:
-            member, stamp: from `who`.
-            request: the request.
-            digest: the sha256 of the body, in hexadecimal.
-            now: seconds since 1970.
-
-        Raises:
-            Refused: the signature is wrong, or the request came before.
-        """
-        if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise Refused(401, f"{wire.BODY} must be the sha256 of the body, in hexadecimal")
-        assert member.key is not None
-        if member.key not in self._keys:
-            self._keys[member.key] = wire.PublicKey(member.key)
-        try:
-            self._keys[member.key].check(stamp, request.method, request.path_qs, digest)
-        except wire.WireError as error:
-            raise Refused(401, str(error)) from None
-        while self._used and next(iter(self._used.values())) < now - _KNOWN:
-            self._used.popitem(last=False)
-        if (member.client, stamp.nonce) in self._used:
-            raise Refused(401, "this request came before: sign every request anew")
-        self._used[member.client, stamp.nonce] = now
-
-    def may_join(self, address: str, now: float) -> None:
-        """Counts a join.
-
-        Raises:
-            Refused: too many came from this address (429).
-        """
-        self._joins = {a: kept for a, times in self._joins.items() if (kept := [t for t in times if t > now - 60])}
-        times = self._joins.setdefault(address, [])
-        if len(times) >= self._most_joins:
-            raise Refused(429, f"{self._most_joins} devices have joined from this address in a minute: wait")
-        times.append(now)
 
 
 def _is_half(request: web.Request) -> bool:
@@ -163,6 +79,7 @@ class LiveServer:
         self._gate = Gate(rounds.rules.joins, clock())
         self._changed = asyncio.Event()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._sending: set[int] = set()  # the clients whose large bodies are on their way
         self._in_time: set = set()  # connections that have sent the whole head of a request
         self._since: dict = {}  # {connection: when it was first seen}
         self._writer = ThreadPoolExecutor(1, "tfpfl-rounds")
@@ -228,7 +145,7 @@ class LiveServer:
         except web.RequestPayloadError:
             response = self._error(400, "the body is not what its headers say")
         except TimeoutError:
-            response = self._error(408, f"the body did not come in {SLOWEST_BODY:g} s")
+            response = self._error(408, f"the body, or more of an update, did not come in {SLOWEST_BODY:g} s")
         except web.HTTPException as error:
             response = self._error(error.status, error.reason)
         except (ConnectionError, asyncio.CancelledError):
@@ -253,10 +170,12 @@ class LiveServer:
             raise Refused(415, "bodies are taken as they are, without Content-Encoding")
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(most, request.content_length or 0)
-        parts, size = [], 0
-        async with asyncio.timeout(SLOWEST_BODY):
+        parts, size, loop = [], 0, asyncio.get_running_loop()
+        async with asyncio.timeout(SLOWEST_BODY) as limit:
             async for part in request.content.iter_chunked(65536):
                 size += len(part)
+                if most > _SMALL:  # it takes as long as it needs, if it only comes
+                    limit.reschedule(loop.time() + SLOWEST_BODY)
                 if size > most:
                     raise web.HTTPRequestEntityTooLarge(most, size)
                 parts.append(part)
@@ -274,8 +193,14 @@ class LiveServer:
         # A large body is read only from one who has signed its hash: nobody else can keep others from sending.
         digest = request.headers.get(wire.BODY, "")
         self._gate.check(member, stamp, request, digest, self._clock())
-        async with self._large:
-            body = await self._body(request, most)
+        if member.client in self._sending:
+            raise Refused(429, f"an update of client {member.client} is on its way already: wait")
+        self._sending.add(member.client)
+        try:
+            async with self._large:
+                body = await self._body(request, most)
+        finally:
+            self._sending.discard(member.client)
         if hashlib.sha256(body).hexdigest() != digest:
             raise Refused(400, f"the body does not have the hash in {wire.BODY}: it was changed on its way")
         return member.client, body
