@@ -1,4 +1,4 @@
-"""`Gate` alone, with the clock of the test: a signed request is taken once, as long as its time is good."""
+"""`Gate` alone, with the clock of the test: a signed request is taken once, while its time is good; and `Steady`."""
 
 import hashlib
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from tflite_export.device.live import wire
 from tfpfl.live.book import Member
 from tfpfl.live.gate import SLOWEST_BODY, Gate
 from tfpfl.live.rules import Refused
+from tfpfl.live.server import Steady
 
 STARTED, TARGET, NOBODY = 1_790_000_000.0, "/v1/work?wait=0", hashlib.sha256(b"").hexdigest()
 
@@ -81,3 +82,9 @@ def test_a_clock_that_is_set_back_locks_nobody_out():
     door.comes(request, now + 1)
     with pytest.raises(Refused, match="came before"):
         door.comes(request, now + 2)
+
+
+def test_the_clock_of_the_rounds_is_never_set_back():
+    shown = iter([100.0, 101.0, 41.0, 43.0, 50.0, 20.0, 21.0, 90.0])
+    steady = Steady(lambda: next(shown))
+    assert [steady() for _ in range(8)] == [100.0, 101.0, 101.0, 103.0, 110.0, 110.0, 111.0, 180.0]

@@ -71,6 +71,21 @@ def test_a_round_ends_at_its_deadline_with_a_quorum_and_its_step_is_the_sum_of_w
         rounds.close()
 
 
+def test_a_clock_that_is_set_back_between_two_starts_moves_no_deadline_away(make_run, tmp_path):
+    """With the old deadline, a round that waits for one client would last as long as the clock was wrong."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=2, evaluate_every=0) as run:
+        joined(run, Rules(wait_for=10, deadline=10), now=1e6).close()
+        rounds = LiveRounds(run, Rules(wait_for=10, deadline=10), 1e6 + 5)
+        assert rounds.view.deadline == 1e6 + 15  # those who were interrupted have the whole time again
+        rounds.close()
+        rounds = LiveRounds(run, Rules(wait_for=10, deadline=3), 1e6 + 5)
+        assert rounds.view.deadline == 1e6 + 10  # what devices were told holds
+        rounds.close()
+        rounds = LiveRounds(run, Rules(wait_for=10, deadline=10), 1000.0)
+        assert rounds.view.deadline == 1010.0
+        rounds.close()
+
+
 def test_who_comes_rarely_counts_more(make_run, tmp_path):
     """A client whose probability to come is estimated as 1/2 has twice the weight, and twice the rate of its head."""
     with make_run(tmp_path / "run", participation=1.0, rounds=2, evaluate_every=0) as run:

@@ -58,6 +58,13 @@ class OpenRound(NamedTuple):
     closed: bool  # whether the server has stepped, so that no update is taken any more
     arrival: dict[int, float]  # {client: its probability to arrive, as it was when it was invited}
 
+    def deadline_of(self, now: float, seconds: float) -> float:
+        """The deadline for a server that goes on with the round; it leaves at least so many seconds.
+
+        If the clock was set back since the round was opened, the old deadline says nothing.
+        """
+        return now + seconds if now < self.opened else max(self.deadline, now + seconds)
+
 
 class Book:
     """The open file; one process at a time uses it, since the run folder is locked.

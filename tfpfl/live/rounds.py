@@ -305,7 +305,7 @@ class LiveRounds(Clients):
         """Goes on with a round that an earlier server has opened."""
         here = set(self.book.bodies(opened.number))
         waiting = frozenset() if opened.closed else frozenset(opened.arrival) - here
-        self._invite(opened, waiting, max(opened.deadline, now + self.rules.deadline))
+        self._invite(opened, waiting, opened.deadline_of(now, self.rules.deadline))
         if not waiting:
             self._close(now)
 

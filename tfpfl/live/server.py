@@ -8,8 +8,11 @@ it is parsed, and is never executed.
 import asyncio
 import hashlib
 import logging
+import math
 import ssl
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -55,6 +58,25 @@ def _since(request: web.Request) -> int:
     return int(since)
 
 
+class Steady:
+    """A clock that is never set back: otherwise a round would wait until its deadline is here for the second time.
+
+    Args:
+        clock: () -> seconds since 1970, which may be set back.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock, self._last, self._ahead, self._lock = clock, -math.inf, 0.0, threading.Lock()
+
+    def __call__(self) -> float:
+        """Seconds since 1970, and what the clock was set back by."""
+        with self._lock:
+            now = self._clock()
+            self._ahead += max(self._last - now, 0.0)
+            self._last = now
+            return now + self._ahead
+
+
 class LiveServer:
     """Answers devices.
 
@@ -76,6 +98,7 @@ class LiveServer:
     ):
         self.rounds, self.bundles, self._clock, self._page, self._watch = rounds, bundles, clock, page, watch
         self._thetas = Thetas(lambda: rounds.thetas)
+        self._now = Steady(clock)
         self._gate = Gate(rounds.rules.joins, clock())
         self._changed = asyncio.Event()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
@@ -83,7 +106,7 @@ class LiveServer:
         self._in_time: set = set()  # connections that have sent the whole head of a request
         self._since: dict = {}  # {connection: when it was first seen}
         self._writer = ThreadPoolExecutor(1, "tfpfl-rounds")
-        self._shown = Shown(watch, clock, self._written) if page and watch else None
+        self._shown = Shown(watch, self._now, self._written) if page and watch else None
         self.done = asyncio.Event()
         registry = CollectorRegistry()
         self._registry = registry
@@ -96,7 +119,7 @@ class LiveServer:
             lambda: float(len(rounds.view.waiting))
         )
         Gauge("tfpfl_awake", "Clients that were heard of lately", registry=registry).set_function(
-            lambda: float(len(rounds.awake(self._clock())))
+            lambda: float(len(rounds.awake(self._now())))
         )
         self._most = payloads.num_bytes(rounds.update_size) + _SMALL
         self._secure = rounds if isinstance(rounds, SecureRounds) else None
@@ -225,7 +248,7 @@ class LiveServer:
     async def _state(self, request):
         assert self._watch is not None  # otherwise there is no such route
         self._watch.check(request.headers.get("Authorization", ""))
-        return web.json_response(await self._written(self._watch.state, _since(request), self._clock()))
+        return web.json_response(await self._written(self._watch.state, _since(request), self._now()))
 
     async def _show(self, request):
         assert self._shown is not None  # otherwise there is no such route
@@ -235,12 +258,12 @@ class LiveServer:
         return web.Response(body=generate_latest(self._registry), content_type="text/plain")
 
     async def _join(self, request):
-        self._gate.may_join(request.remote or "", self._clock())
+        self._gate.may_join(request.remote or "", self._now())
         about = wire.read_json(await self._body(request))
         token = wire.entry(about, "token", str, 1, 200)
         if not token.isascii():
             raise Refused(401, "this token is unknown: ask for one")
-        return web.json_response(await self._written(self.rounds.join, token, about, self._clock()))
+        return web.json_response(await self._written(self.rounds.join, token, about, self._now()))
 
     async def _work(self, request):
         client, _ = await self._signed(request)
@@ -253,7 +276,7 @@ class LiveServer:
         until = asyncio.get_running_loop().time() + (wait if wait == wait else 0.0)
         while True:
             changed = self._changed
-            if (found := self.rounds.work(client, self._clock())) is not None:
+            if (found := self.rounds.work(client, self._now())) is not None:
                 return self._with_theta(request, found)
             left = until - asyncio.get_running_loop().time()
             if left <= 0:
@@ -302,18 +325,18 @@ class LiveServer:
     async def _update(self, request):
         client, body = await self._signed(request, self._most)
         number = int(request.match_info["round"])
-        return web.json_response(await self._written(self.rounds.update, client, number, body, self._clock()))
+        return web.json_response(await self._written(self.rounds.update, client, number, body, self._now()))
 
     async def _score(self, request):
         client, body = await self._signed(request)
         number, about = int(request.match_info["round"]), wire.read_json(body)
-        return web.json_response(await self._written(self.rounds.score, client, number, about, self._clock()))
+        return web.json_response(await self._written(self.rounds.score, client, number, about, self._now()))
 
     async def _message(self, request):
         assert self._secure is not None  # otherwise there is no such route
         phase, number = request.match_info["phase"], int(request.match_info["round"])
         client, body = await self._signed(request, self._most if phase == MASKED else self._secure.message_size)
-        given = client, number, phase, body, self._clock()
+        given = client, number, phase, body, self._now()
         return web.json_response(await self._written(self._secure.message, *given))
 
     async def _state_of(self, request):
@@ -326,10 +349,10 @@ class LiveServer:
         """Answers for a while after the last round, so that whoever was heard of lately learns that it is over."""
         until = asyncio.get_running_loop().time() + min(self.rounds.rules.deadline, 60.0)
         while asyncio.get_running_loop().time() < until:
-            if set(self.rounds.awake(self._clock()).tolist()) <= self.rounds.told:
+            if set(self.rounds.awake(self._now()).tolist()) <= self.rounds.told:
                 break
             await asyncio.sleep(0.2)
-        watched = self._watch is not None and self._watch.is_watched(self._clock())
+        watched = self._watch is not None and self._watch.is_watched(self._now())
         await asyncio.sleep(3.0 if watched else 0.5)  # the last answers are on their way
 
     def _close_slow(self, server) -> None:
@@ -378,7 +401,7 @@ class LiveServer:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.done.wait(), 1.0)
                 self._close_slow(runner.server)
-                await self._written(self.rounds.tick, self._clock())
+                await self._written(self.rounds.tick, self._now())
             await self._tell()
         finally:
             await runner.cleanup()
