@@ -39,6 +39,7 @@ KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "masked", "unmask"  # and those
 PHASES = (KEYS, SHARES, MASKED, UNMASK)
 SPLITS = ("train", "validation", "test")  # of a device's examples
 _KEY_BYTES, _SIGNATURE_BYTES, _NONCE_BYTES = 65, 64, 12
+_LARGEST = int(np.finfo(np.float64).max)
 _NO_CRYPTOGRAPHY = "signed requests need the package cryptography: pip install cryptography"
 
 
@@ -251,6 +252,8 @@ def entry(message: dict, name: str, kind: type, low: float = -math.inf, high: fl
     value: Any = message.get(name)
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
     size = value if isinstance(value, (int, float)) else len(value) if isinstance(value, (str, list)) else math.nan
+    if kind is float and isinstance(size, int) and abs(size) > _LARGEST:  # float() could not hold it
+        fits = False
     if not fits or not low <= size <= high:  # also NaN
         shown = repr(value) if len(repr(value)) < 60 else "something longer"
         raise WireError(f"{name} must be {kind.__name__} from {low:g} to {high:g}, found {shown}")
