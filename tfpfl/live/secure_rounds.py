@@ -17,11 +17,12 @@ import numpy as np
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live import wire
 from tflite_export.device.live.secure import shamir
-from tflite_export.device.live.secure.codec import Codec, CodecError
+from tflite_export.device.live.secure.codec import LARGEST, Codec, CodecError
 from tflite_export.device.live.secure.exchange import LEAST, NONCE, Peer, checked_peer
 from tflite_export.device.live.secure.masks import Attempt, SecureError
 from tflite_export.device.live.wire import KEYS, MASKED, PHASES, SHARES, UNMASK
 from tfpfl.checks import InvalidArgument
+from tfpfl.data.places import is_places
 from tfpfl.live import secure_graph as graph
 from tfpfl.live.book import Book, OpenRound
 from tfpfl.live.rounds import LiveRounds, Stepped
@@ -56,6 +57,16 @@ def check_secure(run, rules: Rules) -> None:
             f"{run.folder} may draw {fewest} clients for a round: a sum over fewer than {LEAST} says what one of them "
             "sent. Give --cohort with more, but none by chance (sampling 'binomial')"
         )
+    most = plan.high if plan.kind == "range" else int(plan.expected(people))
+    # of places, N_i are told later; the weights make no codec impossible
+    examples = 1 if is_places(run.federation) else int(run.population.num_examples.max())
+    try:
+        Codec(run.model.num_backbone_weights, most, rules.clip, 1.0, examples)
+    except CodecError as error:
+        raise InvalidArgument(
+            f"{run.folder}: {error}. A gradient has at most {LARGEST} numbers, and N_i times the clients of a cohort "
+            "is below 2^31"
+        ) from error
 
 
 class Phase(NamedTuple):
