@@ -107,6 +107,7 @@ class LiveDevice:
         self._connection = Connection(self.url, context)
         self._signer = self.state.signer()
         self._half, self._last = half, ("", np.zeros(0, np.float32))  # the last theta, and the name it came by
+        self._is_reached = False  # whether the server has answered since this start
         self._token, self._ahead = token, 0.0  # by how many seconds the server's clock is ahead
         self.rounds = 0  # updates that the server has counted since this start
         self._about = about_device(examples, self._signer)
@@ -378,10 +379,12 @@ class LiveDevice:
         until, pause, is_told = time.monotonic() + self.patience, 0.2, False
         while True:
             try:
-                return self._once(method, target, body, client)
-            except NotTrusted as error:
-                raise ServerError(str(error)) from error
-            except OSError as error:
+                answer = self._once(method, target, body, client)
+                self._is_reached = True
+                return answer
+            except (NotTrusted, OSError) as error:
+                if isinstance(error, NotTrusted) and not self._is_reached:  # later it may be another network's page
+                    raise ServerError(str(error)) from error
                 if time.monotonic() + pause > until:
                     raise ServerError(f"{self.url} does not answer: {error}") from error
                 if not is_told:
