@@ -144,6 +144,22 @@ def test_a_client_that_was_away_is_owed_nothing_if_it_is_asked_for_scores_first(
         rounds.close()
 
 
+@pytest.mark.parametrize("stopped_for", [1.0, 5000.0])
+def test_who_was_away_before_a_start_of_the_server_is_away_after_it(whole, stopped_for):
+    """And who was there is not made away by a server that was stopped for long."""
+    rounds = joined(whole, awake=90.0)
+    send(rounds, 8, now=1.0)
+    for client in range(7):  # seven arrivals while client 8 is away
+        send(rounds, client, now=1000.0)
+    rounds.close()
+    start = 1000.0 + stopped_for
+    rounds = AsyncRounds(whole, Rules(buffer=2, wait_for=10, awake=90.0), start)
+    send(rounds, 8, now=start + 2.0)
+    send(rounds, 0, now=start + 2.0)
+    assert [(one.arrival.client, one.arrival.since) for one in rounds.book.arrivals(8)] == [(8, 8), (0, 2)]
+    rounds.close()
+
+
 def test_it_diverges_before_the_step_is_saved(make_run, tmp_path):
     with make_run(tmp_path / "run", EXACT | {"rho": 10.0}, participation=1.0) as run:
         rounds = joined(run)

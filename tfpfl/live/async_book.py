@@ -89,6 +89,12 @@ class AsyncBook(Book):
             WHERE number > ? ORDER BY number"""
         return [Logged(row[0], Arrival(*row[1:5]), *row[5:]) for row in self._rows(query, after)]
 
+    def unheard(self) -> dict[int, float]:
+        """For how many seconds before the last event nothing had come of a client: {client: seconds}."""
+        (last,) = self._rows("SELECT MAX(at) FROM event")[0]
+        heard = "SELECT client, MAX(at) FROM event WHERE client IS NOT NULL AND what != 'revoked' GROUP BY client"
+        return {client: last - at for client, at in self._rows(heard)}
+
     def end_step(self, version: int, theta: str, at: float) -> None:
         """Ends a step that the run's store has: keeps which theta it made, and only the hashes of what was sent."""
         with self._transaction():

@@ -180,6 +180,9 @@ class AsyncRounds(LiveRounds):
     def _recover(self, now: float) -> None:
         """Goes on where an earlier server was stopped, killed or not."""
         self._began = time.perf_counter()
+        # Who was away when the server stopped is away now; the time for which it was stopped is nobody's fault.
+        before = self.book.unheard()
+        self.seen = {client: now - before.get(client, 0.0) for client in self.seen}
         self.async_server = server_of(self.algorithm, self.book.buffer, self._server)
         known = self.book.versions()
         self._publish(self._theta(self._server))
