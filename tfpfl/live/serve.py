@@ -171,7 +171,7 @@ def _require_clients(run, clients: Iterable[int]) -> None:
 
 def _checked_token(client: str, token: Any) -> str:
     if not (isinstance(token, str) and token.isascii() and token.isprintable() and 1 <= len(token) <= 200):
-        raise ValueError(f"the token of client {client} must be a text of 1 to 200 characters of ASCII")
+        raise InvalidArgument(f"the token of client {client} must be a text of 1 to 200 characters of ASCII")
     return token
 
 

@@ -184,7 +184,7 @@ def _picture(path: Path, federation: Federation) -> Examples:
             f"{path} is {picture.shape[1]} x {picture.shape[0]} pixels, but examples of this run are {shape[1]} x "
             f"{shape[0]}: make the picture of that size first"
         )
-    return Examples(np.rint(picture.astype(np.float64) * (most / 255)))
+    return Examples(np.rint(picture.astype(np.float64) * (most / 255)).reshape(1, *shape))
 
 
 def _shaped(x: np.ndarray, shape: tuple, path: Path) -> np.ndarray:

@@ -63,6 +63,10 @@ class ServerError(InvalidInput):
     """The server refused what the device needs, or is away for too long. The message says what it said."""
 
 
+class _AskedTooOften(ConnectionError):
+    """The server is there, and wants the request later."""
+
+
 class LiveDevice:
     """One device.
 
@@ -387,9 +391,9 @@ class LiveDevice:
                     raise ServerError(str(error)) from error
                 if time.monotonic() + pause > until:
                     raise ServerError(f"{self.url} does not answer: {error}") from error
-                if not is_told:
+                if not is_told and not isinstance(error, _AskedTooOften):
                     self.log(f"{self.url} does not answer, and is asked again for {self.patience:g} s: {error}")
-                is_told = True
+                    is_told = True
             time.sleep(pause * random.uniform(0.5, 1.0))  # not all devices at once
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -400,7 +404,9 @@ class LiveDevice:
             headers = {**stamp.headers(), wire.BODY: hashlib.sha256(body).hexdigest()}
         status, content, told = self._connection.send(method, target, body, headers)
         answer = Answer(status, content, told.get(wire.BODY, ""))
-        if answer.status >= 500 or answer.status in (408, 429):
+        if answer.status in (408, 429):
+            raise _AskedTooOften(f"status {answer.status}: {answer.error}")
+        if answer.status >= 500:
             raise ConnectionError(f"status {answer.status}: {answer.error}")
         return answer
 
