@@ -13,6 +13,7 @@ from rich.console import Console
 from helpers.made_records import EVERYBODY, made
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import LOCAL_COPY
+from tfpfl.runs.run import Run
 from tfpfl.studies import papers
 from tfpfl.studies.papers import EXPERIMENTS, Size, equal_cost, figures, ledger_tables, run_folder
 from tfpfl.studies.papers import ledger as ledgers
@@ -394,6 +395,18 @@ def test_a_ledger_of_the_first_format_is_read_in_parts(toy, monkeypatch, tmp_pat
     notes.write_text('["toy, full"]\n"digits | pflego" = "?"\n')
     with pytest.raises(ledgers.LedgerError, match="an experiment 'toy, full' that there is not"):
         ledgers.notes(notes)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_begun_for_more_rounds_ends_after_those_that_are_asked_for(toy):
+    """Its last rounds are evaluated, as those of a run that never was to have more."""
+    cell_ = TOY.cells[0]
+    with Run.create(RunConfig(**cell_.config, rounds=6, seed=0), run_folder(toy, cell_, 0)):
+        pass  # it was ended before its first round
+    cells = papers.reproduce("toy", scale="smoke", out=toy, only=["pflego"])
+    assert cells["digits | pflego"]["seeds"]["0"]["rounds"] == 2
+    record = Record.read(run_folder(toy, cell_, 0))
+    assert record.rounds == 2 and {score.round_num for score in record.evaluations} == {1, 2}
 
 
 def test_no_cell_is_begun_after_the_time(toy):

@@ -211,8 +211,14 @@ def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_downloa
         record = Record.read(folder)
         if record.rounds >= rounds and record.summary.get("rounds") == record.rounds:  # evaluated after the last one
             return
-    config = RunConfig(**cell.config, rounds=rounds, seed=seed)
-    with Run.create_or_resume(config, folder, allow_download=allow_download) as run:
+    if (folder / "config.json").exists():  # a run that was interrupted on the way to more rounds ends after these
+        with Run.open(folder) as run:
+            saved = run.store.round_num
+        opened = Run.open(folder, rounds=max(rounds, saved))
+    else:
+        config = RunConfig(**cell.config, rounds=rounds, seed=seed)
+        opened = Run.create(config, folder, allow_download=allow_download)
+    with opened as run:
         run.train(callbacks)
 
 
