@@ -4,7 +4,7 @@ import hashlib
 import json
 import socket
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -51,14 +51,15 @@ def live(make_run, tmp_path):
             yield rounds, talkers
 
 
+@pytest.mark.slow
 def test_a_large_update_may_take_long_as_long_as_something_comes(live, monkeypatch):
     """As over a slow uplink: 50 MB need 80 seconds at 5 Mbit/s. One that has stopped is given up."""
-    monkeypatch.setattr(server_module, "SLOWEST_BODY", 2.0)
+    monkeypatch.setattr(server_module, "SLOWEST_BODY", 6.0)
     rounds, talkers = live
     with closing(Uploading(talkers[0], rounds).socket) as stopped:
         sending = Uploading(talkers[1], rounds)
         for part in range(6):
-            time.sleep(0.7)
+            time.sleep(1.1)  # a fifth of it, so that a busy machine does not matter
             sending.socket.sendall(sending.body[100 + 100 * part : 200 + 100 * part])
         sending.socket.sendall(sending.body[700:])
         assert sending.answer() == (200, {"counted": True, "round": 1})
@@ -80,13 +81,16 @@ def test_a_client_sends_one_update_at_a_time(live):
     assert good.answer()[0] == 200
     first.socket.sendall(first.body[100:])
     assert first.answer()[0] == 200
-    for number in range(2):  # one whose connection is lost may be sent again
-        lost = Uploading(talkers[2], rounds)
-        if not number:
-            time.sleep(0.5)
-            lost.socket.close()
-            time.sleep(0.5)
-    lost.socket.sendall(lost.body[100:])
-    assert lost.answer()[0] == 200
-    for done in (first, good, lost):
+    Uploading(talkers[2], rounds).socket.close()
+    for _ in range(300):  # one whose connection is lost may be sent again, when the server has seen that it is
+        again = Uploading(talkers[2], rounds)
+        with suppress(ConnectionError):  # a refusal may close the connection before the rest is sent
+            again.socket.sendall(again.body[100:])
+            status, _ = again.answer()
+            if status != 429:
+                break
+        again.socket.close()
+        time.sleep(0.2)
+    assert status == 200
+    for done in (first, good, again):
         done.socket.close()
