@@ -17,9 +17,9 @@
 
 /* What is computed should not be lost because it cannot be kept. */
 static int check_folder_of_state(tfpfl_client *client) {
-    struct stat about;
-    char *folder = client->state == NULL ? NULL : parent_of(client->state);
     if (client->state == NULL) return 0;
+    struct stat about;
+    char *folder = parent_of(client->state);
     if (folder == NULL) return no_memory(client->error);
     bool found = stat(folder, &about) == 0 && S_ISDIR(about.st_mode);
     int status = found ? 0 : fail(client->error, TFPFL_HEAD_ERROR, "%s cannot keep the head: there is no folder %s. Make "
