@@ -42,7 +42,7 @@ from tfpfl.models.weights import Head, Weights
 
 
 class Agreement(NamedTuple):
-    """The server's state."""
+    """The server's state: the model w, and how far the clients have agreed on z, the mean feature."""
 
     w: Weights
     z: Any  # [M]: the mean feature of those who came in the rounds of the agreement
