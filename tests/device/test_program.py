@@ -10,12 +10,11 @@ from helpers.marks import slow_but
 from helpers.networks import OWN, PAPERS
 from helpers.truth import examples, random_head, relative, relative_l2, runner, true_gradient, true_steps, varied
 from tflite_export.convert.backbone import convert_backbone, convert_predict
-from tflite_export.convert.check import gradient, moved_by_rounding
 from tflite_export.convert.gradients import UnsupportedLayerError
 from tflite_export.convert.program import convert_program, flatten, unflatten
 from tflite_export.device.ops import check_builtin, operations
 from tfpfl.models import SplitModel, build_network
-from tfpfl.models.weights import Head, Weights
+from tfpfl.models.weights import Weights
 
 L2 = {"cifar_2conv": 1e-3}  # near-ties of overlapping windows: a pixel's gradient may go to the neighbour
 
@@ -168,18 +167,6 @@ def test_a_gradient_of_its_own_above_what_is_put_in_other_words():
     )
     assert relative(found["dtheta"], true_gradient(model, theta, head, x, y)[1]) < 1e-5
     assert "CONV_2D" not in operations(content)
-
-
-@pytest.mark.parametrize("activation, moves", [("relu", True), ("tanh", False)])
-def test_how_much_of_a_gradient_rounding_decides(activation, moves):
-    """Both inputs are 1 and the weights of a unit are a and -a: whether a ReLU is on, rounding says."""
-    model = SplitModel(keras.Sequential([keras.Input((2,)), layers.Dense(64, activation=activation)]))
-    a, head = np.random.default_rng(0).random(64, np.float32), random_head(model, 2)
-    theta = (tf.stack([a, -a]), tf.zeros(64))
-    targets = tf.one_hot([0, 1, 1], 2)
-    arguments = (model, theta, Head(*map(tf.constant, head)), np.ones((3, 2), np.float32), targets)
-    found = moved_by_rounding(*arguments, gradient(*arguments)[1])
-    assert found > 0.1 if moves else found < 1e-5
 
 
 @pytest.mark.slow

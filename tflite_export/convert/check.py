@@ -232,15 +232,6 @@ def _in_the_last_digit(weights, draw) -> tuple:
     )
 
 
-def moved_by_rounding(model, theta, head, x, targets, dtheta):
-    """How much of the gradient is decided by rounding: by how much it moves, in L2, if theta does in its last digit.
-
-    In a deep network of ReLUs some units are nearer to their kink than runtimes round, and are on in one, off in other.
-    """
-    moved = (gradient(model, _in_the_last_digit(theta, draw), head, x, targets)[1] for draw in range(DRAWS))
-    return max(_apart(other, dtheta, 1e-30)[1] for other in moved)
-
-
 def _labels(rng, kind, k) -> dict:
     """Drawn labels or targets, by the name of the program's input."""
     if kind.is_classes:
