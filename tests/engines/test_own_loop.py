@@ -11,7 +11,7 @@ from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import client_key, cohort
-from tfpfl.engines import Scorer, Simulation, Visit, federate, visits
+from tfpfl.engines import Scorer, Simulation, Visit, federate, federated_evaluation, visits
 from tfpfl.runs.training import Training
 
 MAKE = {"local": Simulation, "tff": federate}
@@ -96,6 +96,27 @@ def test_a_wrong_argument_says_what_a_visit_is(engine, algorithm, federation):
         engine.next(server, states[0], made)
     with pytest.raises(ValueError, match="visits must be a list.*found NoneType. The call is next\\(server, client_st"):
         engine.next(server, made)
+
+
+def test_a_state_is_that_of_its_client(engine, algorithm, federation):
+    """The head of a client with three classes was trained for one with two, and scored, without a word."""
+    calls = [engine.next, Scorer(algorithm, federation, ["test"])]
+    if not isinstance(engine, Simulation):
+        calls[1] = federated_evaluation(algorithm, federation, ["test"])
+        calls.append(federate(algorithm, federation, pack=2).next)
+    server, states = engine.initialize(), initial_states(algorithm, algorithm.population)
+    made, head = visits(algorithm, 1, [2, 1]), states[2]
+    kernel = np.asarray(head.kernel)
+    assert kernel.shape == (5, 2) and states[1].kernel.shape == (5, 3)
+    for wrong, why in (
+        (states[1], r"has kernel as float32 \[5, 3\], but init_client gives float32 \[5, 2\]"),
+        (head._replace(kernel=kernel[:4]), r"has kernel as float32 \[4, 2\], but init_client gives float32 \[5, 2\]"),
+        (head._replace(kernel=kernel.astype("float64")), r"has kernel as float64 \[5, 2\], but"),
+        ((), r"has another structure than init_client gives: a tuple of 0, and not Head\(kernel, bias\)"),
+    ):
+        for call in calls:
+            with pytest.raises(InvalidArgument, match=rf"client_states\[0\], of client 2, {why}.*the state of its own"):
+                call(server, [wrong, states[1]], made)
 
 
 def test_without_a_federation_a_visit_carries_its_examples(tff, algorithm):

@@ -92,7 +92,6 @@ class Packed(NamedTuple):
 
 def initial_states(algorithm: Algorithm) -> Callable:
     """Makes (stacked ClientInfo) -> Packed: the states of clients before their first visit, in one graph."""
-    spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None], s.dtype), info_spec(algorithm.model.dtype))
 
     def one(i, infos):
         leaves = _vectors(algorithm.init_client(tf.nest.map_structure(lambda leaf: leaf[i], infos)))
@@ -105,7 +104,29 @@ def initial_states(algorithm: Algorithm) -> Callable:
         values = tuple(array.concat() for array in vectors)
         return Packed(values, tf.stack(ends) if ends else tf.zeros([0, number + 1], tf.int32))
 
-    return traced_by_design(tf.function(states, autograph=False, input_signature=[spec]))
+    return _of_infos(algorithm, states)
+
+
+def open_shapes(algorithm: Algorithm) -> Callable | None:
+    """Makes (stacked ClientInfo) -> the shapes of those leaves of G clients' states that have an open size.
+
+    They are int32 [G, rank], one array for every such leaf, such as [G, 2] for kernels [M, K_i]. None if there is none.
+    """
+    is_open = [not leaf.shape.is_fully_defined() for leaf in tf.nest.flatten(client_state_spec(algorithm))]
+    if not any(is_open):
+        return None
+
+    def one(i, infos):
+        state = algorithm.init_client(tf.nest.map_structure(lambda leaf: leaf[i], infos))
+        return [tf.shape(leaf) for leaf, its in zip(tf.nest.flatten(state), is_open, strict=True) if its]
+
+    return _of_infos(algorithm, lambda infos: stacked(for_each(one, tf.size(infos.client_id), infos)))
+
+
+def _of_infos(algorithm: Algorithm, function: Callable) -> Callable:
+    """The graph of a function (stacked ClientInfo) for any number of clients."""
+    spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None], s.dtype), info_spec(algorithm.model.dtype))
+    return traced_by_design(tf.function(function, autograph=False, input_signature=[spec]))
 
 
 def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -> Callable:

@@ -13,11 +13,14 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.data.layout import is_several
+from tfpfl.data.population import ClientInfo
 from tfpfl.engines import aggregation
 from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.graphs import any_number, relaxed, total
 from tfpfl.engines.inputs import check_whole
-from tfpfl.engines.visit import RoundOutput, Visit, finish_metrics, server_step
+from tfpfl.engines.packed import open_shapes
+from tfpfl.engines.states import check_given
+from tfpfl.engines.visit import RoundOutput, Visit, client_state_spec, finish_metrics, server_step
 
 
 class Part(NamedTuple):
@@ -49,7 +52,7 @@ class Rounds:
         kinds: tuple[type, ...] = (Visit,),
         first: "Rounds | None" = None,
     ):
-        self.algorithm, self._clients, self._kinds, self.first = algorithm, clients, kinds, first
+        self.algorithm, self._clients, self._check, self.first = algorithm, clients, RoundCheck(algorithm, kinds), first
         self._two = first and TwoExchanges(algorithm, first._exchange, self._exchange, self.initialize)
         step = server_step(algorithm)
 
@@ -81,12 +84,12 @@ class Rounds:
 
         Raises:
             InvalidArgument: there are no visits; the lists differ in length; something else was given as a visit, such
-                as a `ClientData`, whose examples nobody would read, where there is a federation; or a `ClientData` has
-                no examples, examples that are not finite, or labels outside 0..K_i-1.
+                as a `ClientData`, whose examples nobody would read, where there is a federation; a `ClientData` has
+                no examples, examples that are not finite, or labels outside 0..K_i-1; or a state is not one that a
+                client of this K_i can have.
         """
-        check_visits(client_states, visits, self._kinds)
+        self._check(client_states, visits)
         _check_arrays(visits)
-        check_carried(self.algorithm.model, visits)
         if self._two is not None:
             return self._two.next(server, client_states, visits, gone)
         if len(gone):
@@ -169,6 +172,46 @@ class Sum:
         return total(self._held)
 
 
+class RoundCheck:
+    """Checks what a round or an evaluation is given: the visits, the examples that they carry, and the clients' states.
+
+    Args:
+        algorithm: the algorithm.
+        kinds: what a visit may be.
+    """
+
+    def __init__(self, algorithm: Algorithm, kinds: tuple[type, ...] = (Visit,)):
+        self._algorithm, self._kinds = algorithm, kinds
+        self._spec, self._open_shapes = client_state_spec(algorithm), open_shapes(algorithm)
+        self._shapes: dict[tuple, list] = {}  # numbers of a client -> the shape of every leaf of its state
+
+    def __call__(self, client_states: Any, visits: Any) -> None:
+        """Checks the arguments of one call.
+
+        Raises:
+            InvalidArgument: see `check_visits` and `check_carried`; or a state has not the structure, the shapes and
+                the dtypes of what `init_client` gives for its client.
+        """
+        check_visits(client_states, visits, self._kinds)
+        check_carried(self._algorithm.model, visits)
+        numbers = [tuple(map(int, visit.info[:3])) for visit in visits]
+        self._learn([of_one for of_one in numbers if of_one not in self._shapes])
+        for place, (state, of_one) in enumerate(zip(client_states, numbers, strict=True)):
+            check_given(state, self._spec, self._shapes[of_one], f"client_states[{place}], of client {of_one[0]},")
+
+    def _learn(self, numbers: list) -> None:
+        """Keeps the shapes of the states of clients with these numbers (client id, N_i, K_i)."""
+        if not numbers:
+            return
+        shapes = [[spec.shape] * len(numbers) for spec in tf.nest.flatten(self._spec)]
+        if self._open_shapes is not None:
+            ids, examples, classes = np.array(numbers, np.int32).T
+            infos = ClientInfo(ids, examples, classes, np.zeros(len(numbers), self._algorithm.model.dtype))
+            found = iter(self._open_shapes(infos))
+            shapes = [of if of[0].is_fully_defined() else next(found).numpy() for of in shapes]
+        self._shapes |= {of_one: [of[i] for of in shapes] for i, of_one in enumerate(numbers)}
+
+
 A_VISIT = (
     "A visit is what a client is given in one round, its scalars and a random key: `tfpfl.engines.visits(algorithm, "
     "round_num, client_ids)` makes the visits of a round. {examples} (docs/own_loop.md)"
@@ -211,9 +254,8 @@ def check_visits(client_states: Any, visits: Any, kinds: tuple[type, ...] = (Vis
             f"a round needs at least one client, with one state and one visit each; found {len(client_states)} states "
             f"and {len(visits)} visits"
         )
-    there = np.concatenate([np.ravel(visit.info.client_id) for visit in visits])  # several where clients are packed
-    ids, times = np.unique(there, return_counts=True)
-    if len(ids) < len(there):
+    ids, times = np.unique([int(visit.info.client_id) for visit in visits], return_counts=True)
+    if len(ids) < len(visits):
         raise InvalidArgument(
             f"client {ids[times.argmax()]} is in the round {times.max()} times: its update would count more than once, "
             "and it would have several new states. Give each client one visit"

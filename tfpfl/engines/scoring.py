@@ -20,7 +20,7 @@ from tfpfl.engines.packed import (
     side_by_side,
     stacked,
 )
-from tfpfl.engines.rounds import Messages, check_visits
+from tfpfl.engines.rounds import Messages, RoundCheck
 from tfpfl.engines.visit import (
     GLOBAL,
     Readers,
@@ -54,7 +54,7 @@ class Scorer:
     ):
         self._readers = federation_readers(algorithm, federation, splits)
         self._arguments = algorithm, federation, grouping, check_threads(threads)
-        self._messages = Messages(algorithm)
+        self._messages, self._check = Messages(algorithm), RoundCheck(algorithm)
         self._parts: list | None = None
 
     def __call__(self, server, client_states: list, visits: list) -> list:
@@ -70,9 +70,10 @@ class Scorer:
             method has a global model, also 'global_{split}_{...}'; `tfpfl.engines.visit.of_global` selects those.
 
         Raises:
-            InvalidArgument: there are no visits, or more or fewer states than visits.
+            InvalidArgument: there are no visits, more or fewer states than visits, or a state that is not one of its
+                client.
         """
-        check_visits(client_states, visits)
+        self._check(client_states, visits)
         message_for = self._messages(server, visits)
         if self._parts is None:
             self._parts = self._make()

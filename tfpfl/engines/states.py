@@ -1,11 +1,14 @@
 """A round changes the numbers of a state, never its structure, its shapes or its dtypes: here this is checked.
 
-Without the check, TFF and this process would differ: TFF refuses another dtype only when the next round begins, and a
-state of another shape may be broadcast to the old one without a word.
+Without the check of what a round returns, TFF and this process would differ: TFF refuses another dtype only when the
+next round begins, and a state of another shape may be broadcast to the old one without a word. Without the check of
+what it is given, the head of a client with another K_i would be trained for a client that has no such head.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument
@@ -36,6 +39,38 @@ def kept(state: Any, like: Any, function: str, initial: str) -> Any:
     return tf.nest.pack_sequence_as(like, [_leaf(*each, function, initial) for each in named])
 
 
+def check_given(state: Any, spec: Any, shapes: Sequence, whose: str) -> None:
+    """Checks the state that a round is given for a client.
+
+    Args:
+        state: the client's state; its leaves may be arrays, tensors or numbers of Python.
+        spec: the TensorSpecs of a state; a size may be open.
+        shapes: the shape of every leaf for this client.
+        whose: which state it is, at the beginning of the error.
+
+    Raises:
+        InvalidArgument: it has not the leaves of `spec`, or a leaf has another shape or dtype.
+    """
+    leaves, specs = tf.nest.flatten(state), tf.nest.flatten(spec)
+    advice = (
+        "Give every visit the state of its own client: what the last round returned for it or, before its first visit, "
+        "algorithm.init_client(visit.info)"
+    )
+    if len(leaves) != len(specs):
+        raise InvalidArgument(
+            f"{whose} has another structure than init_client gives: {_difference(state, spec)}. {advice}"
+        )
+    for place, (leaf, of, shape) in enumerate(zip(leaves, specs, shapes, strict=True)):
+        if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+            leaf = np.asarray(leaf) if leaf is None else tf.convert_to_tensor(leaf, dtype_hint=of.dtype)
+        wanted = tf.TensorSpec(shape, of.dtype)
+        if leaf.dtype != of.dtype or not wanted.shape.is_compatible_with(leaf.shape):
+            name = tree.names(spec, "the only array")[place]
+            raise InvalidArgument(
+                f"{whose} has {name} as {_kind(leaf)}, but init_client gives {_kind(wanted)}. {advice}"
+            )
+
+
 def _leaf(name: str, now: Any, before: Any, function: str, initial: str) -> Any:
     if not isinstance(before, tf.TensorSpec):  # the server's state, as it came
         before = tf.convert_to_tensor(before)
@@ -51,7 +86,8 @@ def _leaf(name: str, now: Any, before: Any, function: str, initial: str) -> Any:
 
 
 def _kind(leaf: Any) -> str:
-    sizes = "unknown" if leaf.shape.rank is None else ", ".join("?" if n is None else str(n) for n in leaf.shape)
+    shape = tf.TensorShape(leaf.shape)
+    sizes = "unknown" if shape.rank is None else ", ".join("?" if n is None else str(n) for n in shape)
     return f"{leaf.dtype.name} [{sizes}]"
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.engines.tff.datasets import check_dataset, dataset_reader
-from tfpfl.engines.tff.worker import require_tff
+from tfpfl.engines.tff.worker import on_local_worker, require_tff
 from tfpfl.engines.visit import (
     ARRAYS,
     Readers,
@@ -148,9 +148,20 @@ def collector(parts_type):
     return stacked_type, collect
 
 
-def of_round(arguments, named) -> dict:
-    """{name: argument} of a call (server, client_states, visits), with or without names."""
-    return dict(zip(("server", "client_states", "visits"), arguments, strict=False)) | named
+def checked(computation, check):
+    """A TFF computation (server, client states, visits) -> ..., whose arguments are checked before it computes.
+
+    Args:
+        computation: the TFF computation.
+        check: the `RoundCheck` of its algorithm.
+    """
+
+    def check_call(*arguments, **named):
+        given = dict(zip(("server", "client_states", "visits"), arguments, strict=False)) | named
+        if "client_states" in given:  # otherwise TFF says what it takes
+            check(given["client_states"], given.get("visits"))
+
+    return on_local_worker(computation, check_call)
 
 
 def visit_type_and_readers(algorithm, data, held_out):

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument
-from tfpfl.engines.rounds import check_visits
-from tfpfl.engines.tff.computations import client_computation, messenger, of_round, tff_type, visit_type_and_readers
-from tfpfl.engines.tff.worker import on_local_worker, require_tff, use_local_worker
+from tfpfl.engines.rounds import RoundCheck
+from tfpfl.engines.tff.computations import checked, client_computation, messenger, tff_type, visit_type_and_readers
+from tfpfl.engines.tff.worker import require_tff, use_local_worker
 from tfpfl.engines.visit import client_state_spec, evaluation_work, server_state_spec
 
 
@@ -46,9 +46,4 @@ def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str]
     def evaluate(server, client_states, visits):
         return tff.federated_map(run_client, (to_clients(server, visits), client_states, visits))
 
-    def check(*arguments, **named):
-        given = of_round(arguments, named)
-        if "client_states" in given:  # otherwise TFF says what it takes
-            check_visits(given["client_states"], given.get("visits"))
-
-    return on_local_worker(evaluate, check)
+    return checked(evaluate, RoundCheck(algorithm))

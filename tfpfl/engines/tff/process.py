@@ -19,14 +19,14 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.engines import aggregation
 from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
-from tfpfl.engines.rounds import check_carried, check_visits
+from tfpfl.engines.rounds import RoundCheck
 from tfpfl.engines.tff.aggregators import Aggregated, factory_of, make_adder
 from tfpfl.engines.tff.computations import (
     as_graph,
+    checked,
     client_computation,
     collector,
     messenger,
-    of_round,
     tff_type,
     visit_type_and_readers,
     work_of_one,
@@ -139,8 +139,11 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
         metrics = tff.federated_map(finish_sums, tff.federated_sum(results.metric_sums))
         return RoundOutput(new_server, results.state, metrics, results.metrics)
 
-    process = tff.templates.IterativeProcess(on_local_worker(initialize), _checked(algorithm, next_round, visits_are))
-    return process if pack == 1 else PackedProcess(process, algorithm, pack)
+    if pack > 1:
+        process = tff.templates.IterativeProcess(on_local_worker(initialize), on_local_worker(next_round))
+        return PackedProcess(process, algorithm, pack)
+    computation = checked(next_round, RoundCheck(algorithm, visits_are))
+    return tff.templates.IterativeProcess(on_local_worker(initialize), computation)
 
 
 def _of_two_exchanges(algorithm, data, held_out, pack, aggregator):
@@ -153,25 +156,7 @@ def _of_two_exchanges(algorithm, data, held_out, pack, aggregator):
         return TwoExchanges(algorithm, first.next, second.next, second.initialize)
     process = federate_both(algorithm, first.next, second.next)
     kinds = (Visit,) if hasattr(data, "reader") else (ClientData,)
-    return require_tff().templates.IterativeProcess(second.initialize, _checked(algorithm, process, kinds))
-
-
-def _checked(algorithm, next_round, kinds):
-    """The TFF computation of a round, which checks the visits with which it is called, and the arrays that they carry.
-
-    Args:
-        algorithm: the algorithm of the round.
-        next_round: (server, client states, visits) -> RoundOutput, a TFF computation.
-        kinds: what a visit may be; see `check_visits`.
-    """
-
-    def check(*arguments, **named):
-        given = of_round(arguments, named)
-        if "client_states" in given:  # otherwise TFF says what it takes
-            check_visits(given["client_states"], given.get("visits"), kinds)
-            check_carried(algorithm.model, given["visits"])
-
-    return on_local_worker(next_round, check)
+    return require_tff().templates.IterativeProcess(second.initialize, checked(process, RoundCheck(algorithm, kinds)))
 
 
 class ShardResult(NamedTuple):
@@ -234,6 +219,7 @@ class PackedProcess:
 
     def __init__(self, process, algorithm: Algorithm, pack: int):
         self.process, self.pack, self._spec = process, pack, client_state_spec(algorithm)
+        self._check = RoundCheck(algorithm)
 
     def initialize(self):
         """The server's state before round 1."""
@@ -241,7 +227,7 @@ class PackedProcess:
 
     def next(self, server, client_states: list, visits: list = None) -> RoundOutput:  # type: ignore[assignment]
         """Executes one round; arguments, result and errors are those of `Simulation.next`."""
-        check_visits(client_states, visits)
+        self._check(client_states, visits)
         packs = [slice(i, i + self.pack) for i in range(0, len(visits), self.pack)]
         states = [Packed.made(client_states[some]) for some in packs]
         output = self.process.next(server, states, [side_by_side(visits[some]) for some in packs])
