@@ -223,6 +223,26 @@ def test_targets_that_a_visit_carries_may_be_integers():
             simulation.next(server, [()], [visit._replace(y=wrong)])
 
 
+@pytest.mark.parametrize(
+    ("kind", "wrong", "says"),
+    [
+        ("multilabel", -1, "must be 0 or 1: 1 is not, the first is number 2 with -1"),
+        ("multilabel", np.nan, "must be 0 or 1: .* with nan"),
+        ("poisson", -2, "must be finite and not below 0: .* with -2"),
+        ("huber:0.2", np.inf, "must be finite: .* with inf. What to do: fill them in"),
+    ],
+)
+def test_targets_that_a_visit_carries_are_of_their_kind(kind, wrong, says):
+    """A label that is missing, such as -1, was trained as a target."""
+    data = toy_of(kind)
+    simulation = Simulation(build_algorithm("fedavg", data.model, data.population, steps=2))
+    visit = data.visit(0)
+    y = np.array(visit.y)
+    y[2, 1] = wrong
+    with pytest.raises(InvalidArgument, match=f"client 0: {data.model.kind.label.name} targets {says}"):
+        simulation.next(simulation.initialize(), [()], [visit._replace(y=y)])
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int64"])
 @pytest.mark.parametrize("make", slow_but(["local", "tff"], "local"))
 def test_labels_may_be_any_integers(request, make, dtype):

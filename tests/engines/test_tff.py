@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.processes import alive, children_of
-from helpers.toys import CLASSES, EXAMPLES, backbone, distance, initial_states, on_disk, run, toy, visits_by_id
+from helpers.toys import CLASSES, EXAMPLES, backbone, distance, initial_states, on_disk, run, toy, toy_of, visits_by_id
 from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
@@ -208,6 +208,23 @@ def test_datasets_whose_elements_do_not_fit(tff, algorithm, element, said):
     with pytest.raises(InvalidArgument) as error:
         federate(algorithm, tf.data.DatasetSpec(element))
     assert said in str(error.value)
+
+
+def test_targets_of_datasets_are_as_many_as_outputs(tff):
+    """One number beside two outputs was the target of both."""
+    data = toy_of("regression")
+    algorithm = fedavg(data.model, data.population, steps=2)
+    x = tf.TensorSpec([None, 4], tf.float64)
+    for of_one, y, found in (
+        (tf.TensorSpec([4]), [], "[]"),
+        (x, [None], "[N]"),
+        (x, [None, 1], "[N, 1]"),
+        (x, [None, 3], "[N, 3]"),
+    ):
+        with pytest.raises(InvalidArgument) as error:
+            federate(algorithm, tf.data.DatasetSpec((of_one, tf.TensorSpec(y))))
+        assert f"must be a number for each of the 2 outputs; found float32 {found} beside examples" in str(error.value)
+    federate(algorithm, tf.data.DatasetSpec((x, tf.TensorSpec([None, 2]))))
 
 
 def test_a_dataset_is_for_tff_alone(algorithm, federation):

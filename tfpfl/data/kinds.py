@@ -39,7 +39,7 @@ class LabelKind(NamedTuple):
     """A kind of labels, as its text names it: 'classification', 'quantile:0.9', ..."""
 
     name: str
-    sorts: tuple[str, ...]  # the sorts of targets that it learns from; keys of `SORTS`
+    sorts: tuple[str, ...]  # the sorts of targets that it learns from; keys of `SORTS`, first the one with all others
     score: ScoreName
     parameter: float | None = None  # of 'quantile' and 'huber'
 

@@ -101,15 +101,7 @@ def as_targets(y: ArrayLike, sort: str, what: str, row: str = "number {}", first
             "labels: give them without targets="
         )
     y = y.reshape(len(y), -1) if len(y) else np.zeros((0, *(y.shape[1:] or (1,))))
-    bad = ~_fine(y, sort).all(1)
-    if bad.any():
-        place = int(bad.argmax())
-        found = y[place][~_fine(y[place], sort)][0]
-        wanted, mend = _RULES[sort]
-        raise InvalidArgument(
-            f"{what} targets must be {wanted}: {bad.sum()} {'is' if bad.sum() == 1 else 'are'} not, the first is "
-            f"{row.format(place + first)} with {found:g}. What to do: {mend}"
-        )
+    check_values(y, sort, what, row, first)
     if len(y) and np.abs(y).max() > LARGEST:
         raise InvalidArgument(
             f"{what} targets are at most {LARGEST:g}, because float32 overflows; found {np.abs(y).max():.3g}: take a "
@@ -119,6 +111,23 @@ def as_targets(y: ArrayLike, sort: str, what: str, row: str = "number {}", first
     if len(y):
         _say_rounded(y.astype(np.float64), stored)
     return stored
+
+
+def check_values(y: np.ndarray, sort: str, what: str, row: str = "number {}", first: int = 0) -> None:
+    """Checks that all targets [N, D] are numbers of a sort; arguments as for `as_targets`.
+
+    Raises:
+        InvalidArgument: one is not.
+    """
+    bad = ~_fine(y, sort).all(1)
+    if bad.any():
+        place = int(bad.argmax())
+        found = y[place][~_fine(y[place], sort)][0]
+        wanted, mend = _RULES[sort]
+        raise InvalidArgument(
+            f"{what} targets must be {wanted}: {bad.sum()} {'is' if bad.sum() == 1 else 'are'} not, the first is "
+            f"{row.format(place + first)} with {found:g}. What to do: {mend}"
+        )
 
 
 def _say_rounded(y: np.ndarray, stored: np.ndarray) -> None:

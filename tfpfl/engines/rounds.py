@@ -12,8 +12,10 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, traced_by_design
+from tfpfl.data.kinds import LabelKind
 from tfpfl.data.layout import is_several
 from tfpfl.data.population import ClientInfo
+from tfpfl.data.targets import check_values
 from tfpfl.engines import aggregation
 from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.graphs import any_number, relaxed, total
@@ -277,7 +279,7 @@ def check_carried(model: Any, visits: list) -> None:
     for visit in visits:
         if isinstance(visit, ClientData) and not isinstance(visit.x, tf.data.Dataset):
             check_class_ids(model, visit)
-            check_examples(visit, model.kind.label.is_classes)
+            check_examples(visit, model.kind.label)
             check_num_examples(visit)
             check_shape(model, visit)
             check_whole(model, visit.x, int(visit.info.client_id))
@@ -326,16 +328,17 @@ def check_shape(model: Any, data: ClientData) -> None:
         )
 
 
-def check_examples(data: ClientData, classes: bool) -> None:
+def check_examples(data: ClientData, kind: LabelKind) -> None:
     """Checks the examples that a client was given.
 
     Args:
         data: the client's `ClientData`.
-        classes: whether the labels are classes; otherwise they are targets.
+        kind: what the labels are.
 
     Raises:
         InvalidArgument: there are no examples, more or fewer labels than examples, labels outside 0..K_i-1, targets
-            that are not finite numbers [N, K_i], or examples with NaN or infinity. The message names the client.
+            that are not numbers [N, K_i] of a sort that the kind learns from, such as 0 or 1, or examples with NaN or
+            infinity. The message names the client.
     """
     client, outputs = int(data.info.client_id), int(data.info.num_classes)
     xs, y = [np.asarray(part) for part in tf.nest.flatten(data.x)], np.asarray(data.y)
@@ -349,12 +352,13 @@ def check_examples(data: ClientData, classes: bool) -> None:
             f"client {client} has {len(xs[0])} examples and {len(y)} labels; it needs at least one example, and one "
             "label for each"
         )
-    if not classes:
-        if y.ndim != 2 or y.shape[1] != outputs or not np.isfinite(y).all():
+    if not kind.is_classes:
+        if y.ndim != 2 or y.shape[1] != outputs or y.dtype.kind not in "biuf":
             raise InvalidArgument(
-                f"client {client} has targets of shape {y.shape}: they must be finite numbers [N, {outputs}], one "
-                "column for each output"
+                f"client {client} has targets of shape {y.shape}: they must be numbers [N, {outputs}], one column for "
+                f"each output; found {y.dtype}"
             )
+        check_values(y, kind.sorts[0], f"client {client}: {kind.name}")  # the first sort has the others in it
     elif y.min() < 0 or y.max() >= outputs:
         raise InvalidArgument(f"client {client} has labels {y.min()}..{y.max()}, but its classes are 0..{outputs - 1}")
     if not all(np.isfinite(x).all() for x in xs):

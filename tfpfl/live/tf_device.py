@@ -143,7 +143,7 @@ class TfDevice(LiveDevice):
             raise InvalidArgument(f"examples of this run are {list(spec.shape[1:])}, found {x.dtype} {list(x.shape)}")
         data = ClientData(x.astype(spec.dtype.as_numpy_dtype), y, self.info, np.zeros(2, np.int32))
         check_class_ids(model, data)
-        check_examples(data, classes)
+        check_examples(data, model.kind.label)
         check_whole(model, data.x, self.client_id)
         return data._replace(y=y.astype(np.int32 if classes else np.float32))
 

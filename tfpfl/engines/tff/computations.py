@@ -185,8 +185,8 @@ def visit_type_and_readers(algorithm, data, held_out):
         )
     key = tf.TensorSpec([2], tf.int32)
     if isinstance(data, tf.data.DatasetSpec):
-        check_dataset(algorithm.model, data.element_spec)
-        return tff_type(ClientData(data, (), info_spec(dtype), key)), Readers(dataset_reader(algorithm.model), {})
+        check_dataset(algorithm, data.element_spec)
+        return tff_type(ClientData(data, (), info_spec(dtype), key)), Readers(dataset_reader(algorithm), {})
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(s, tf.TensorSpec) for s in tf.nest.flatten(data)):
         if algorithm.model.reads == "whole":
             if not data[0].dtype.is_integer:

@@ -5,21 +5,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument
 from tfpfl.models.split import SplitModel
 
 
-def check_dataset(model: SplitModel, element: Any) -> None:
+def check_dataset(algorithm: Algorithm, element: Any) -> None:
     """Checks the type of a dataset's elements: single examples, or batches.
 
     Args:
-        model: the model that takes the examples.
+        algorithm: its model takes the examples, and its population has the clients' K_i.
         element: the `element_spec` of the dataset.
 
     Raises:
         InvalidArgument: the elements are no pairs (x, y) or {'x', 'y'}; x has another structure or shape than the model
-            takes; or y is no integer, one class for each example, where the model is for classes.
+            takes; or y is no integer, one class for each example, where the model is for classes, and otherwise no K_i
+            numbers for each example.
     """
+    model = algorithm.model
     x, y = _pair(element)
     wanted = model.example_spec()
     try:
@@ -35,14 +38,22 @@ def check_dataset(model: SplitModel, element: Any) -> None:
             f"the model takes examples {_shown(wanted)}, or one of them at a time; a client's dataset has {_shown(x)}. "
             "Map it to this shape, such as with x[..., None] for pictures without an axis of channels"
         )
+    batched = _is_batched(model, x)
     if not model.kind.label.is_classes:
+        # One number beside K_i outputs would be taken for all of them: TensorFlow broadcasts it.
+        outputs, rank = algorithm.population.num_classes, y.shape.rank
+        width = 1 if rank == batched else y.shape[-1] if rank == batched + 1 else 0
+        if width is not None and (outputs != width).any():
+            raise InvalidArgument(
+                f"targets of a client's dataset must be a number for each of the {outputs.max()} outputs; found "
+                f"{_shown(y)} beside examples {_shown(x)}"
+            )
         return
     if not (y.dtype.is_integer or y.dtype.is_bool):
         raise InvalidArgument(
             f"labels of a client's dataset must be integers, one class for each example; found {y.dtype.name}, which "
             "would be cut down to whole numbers. For one-hot rows give tf.argmax(y, -1)"
         )
-    batched = _is_batched(model, x)
     if y.shape.rank is None or y.shape.rank not in (batched, batched + 1) or y.shape[batched:] not in ([], [1]):
         raise InvalidArgument(
             f"labels of a client's dataset must be one class for each example; found {_shown(y)} beside examples "
@@ -50,12 +61,13 @@ def check_dataset(model: SplitModel, element: Any) -> None:
         )
 
 
-def dataset_reader(model: SplitModel) -> Callable:
+def dataset_reader(algorithm: Algorithm) -> Callable:
     """Makes (visit) -> (x, y) for visits that carry a dataset, all of whose examples become one batch."""
+    model = algorithm.model
 
     def read(visit: Any) -> tuple:
         dataset = visit.x
-        check_dataset(model, dataset.element_spec)
+        check_dataset(algorithm, dataset.element_spec)
         if isinstance(dataset.element_spec, dict):
             dataset = dataset.map(lambda e: (e["x"], e["y"]))
         if _is_batched(model, dataset.element_spec[0]):
