@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from helpers.marks import slow_but
+from helpers.toys import identical
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import SplitModel
 from tfpfl.models.functional import functional
@@ -189,6 +190,44 @@ def test_a_weight_that_is_read_past_its_attribute_is_refused(layer):
 class Noisy(layers.Layer):
     def call(self, x):
         return x + tf.random.normal(tf.shape(x))
+
+
+class NoisyInside(layers.Layer):
+    """The numbers are drawn in a function, a branch or a loop of the graph."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def call(self, x):
+        def noisy(part=x):
+            return part + tf.random.normal(tf.shape(part))
+
+        return {
+            "function": lambda: tf.function(noisy)(),
+            "branch": lambda: tf.cond(tf.reduce_sum(x) > 1e9, lambda: x, noisy),
+            "loop": lambda: tf.ensure_shape(tf.map_fn(noisy, x), x.shape),
+        }[self.how]()
+
+
+@pytest.mark.parametrize("how", ["function", "branch", "loop"])
+def test_random_numbers_that_are_drawn_inside_are_refused_too(how):
+    with pytest.raises(InvalidArgument, match="draws random numbers in its own code .*RandomStandardNormal in .* of "):
+        SplitModel(keras.Sequential([keras.Input((5,)), NoisyInside(how), layers.Dense(3)]))
+
+
+class Seeded(layers.Layer):
+    """Its numbers are a function of a seed, so that all passes have the same."""
+
+    def call(self, x):
+        noise = [tf.random.stateless_normal([5], [1, 2]), tf.random.stateless_truncated_normal([5], [1, 2])]
+        return x + tf.map_fn(lambda n: n * tf.random.stateless_uniform([], [3, 4]), tf.stack(noise))[0]
+
+
+def test_random_numbers_of_a_fixed_seed_are_no_draws():
+    model = SplitModel(keras.Sequential([keras.Input((5,)), Seeded(), layers.Dense(3)]))
+    x = np.ones((2, 5), np.float32)
+    assert identical(model.features(model.theta(), x), model.features(model.theta(), x))
 
 
 def test_a_layer_whose_code_draws_random_numbers_is_refused():

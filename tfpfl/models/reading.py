@@ -18,8 +18,12 @@ _PASS = frozenset(
 # Operations for which it makes no difference whether a whole number is an integer or a float.
 _EITHER = frozenset(("Shape", "ShapeN", "Size", "Rank", "NotEqual", "Equal", "ZerosLike", "OnesLike"))
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial", "StatefulUniform", "StatefulStandardNormal", "RngReadAndSkip")
+_BY_SEED = ("Stateless", "RandomIndexShuffle", "RandomGammaGrad")  # have such names, but are functions of their inputs
 _CONVOLVES = frozenset(("Conv2D", "DepthwiseConv2dNative", "Conv3D"))
-_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf"))
+_CALLS = frozenset(
+    ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case")
+    + ("StatelessCase",)
+)
 SATURATING = {"Softmax": "softmax", "LogSoftmax": "log-softmax", "Sigmoid": "sigmoid"}
 
 
@@ -76,11 +80,18 @@ def _check_replaced(graph: Any, variables: Sequence[Any]) -> None:
 
 
 def _check_draws(graph: Any) -> None:
-    """Checks that a graph draws no random numbers from a state, which no key determines."""
-    for op in graph.get_operations():
-        if op.op_def.is_stateful and any(word in op.type for word in _DRAWS):
+    """Checks that a graph draws no random numbers from a state, which no key determines.
+
+    Loops, branches and a layer's own tf.function are functions of the graph.
+    """
+    found = [(op.type, op.name) for op in graph.get_operations()]
+    if any(kind in _CALLS for kind, _ in found):
+        inner = graph.as_graph_def().library.function
+        found += [(op.op, f"{op.name} of {function.signature.name}") for function in inner for op in function.node_def]
+    for kind, name in found:
+        if any(word in kind for word in _DRAWS) and not kind.startswith(_BY_SEED):
             raise InvalidArgument(
-                f"the backbone draws random numbers in its own code ({op.type} in {op.name}), so that no two "
+                f"the backbone draws random numbers in its own code ({kind} in {name}), so that no two "
                 "evaluations would agree. Use Keras's Dropout or GaussianNoise, which draw from the client's key in "
                 "training, or tf.random.stateless_* with a fixed seed"
             )
