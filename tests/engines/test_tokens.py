@@ -10,6 +10,7 @@ from helpers.marks import slow_but
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import client_key
+from tfpfl.engines.inputs import check_inputs
 from tfpfl.engines.visit import evaluate
 
 WORDS, LENGTH = 40, 6
@@ -207,6 +208,31 @@ def in_part():
 def test_how_a_backbone_reads_its_input():
     assert tfpfl.SplitModel(Places(), input_shape=(LENGTH,)).reads == "numbers"
     assert tfpfl.SplitModel(in_part()).reads == "mixed"
+
+
+class OneHot(keras.layers.Layer):
+    """Its only Embedding is of places; of the tokens it makes rows with a one."""
+
+    def __init__(self):
+        super().__init__()
+        self.place = keras.layers.Embedding(LENGTH, WORDS)
+
+    def call(self, x):
+        return tf.reduce_sum(tf.one_hot(tf.cast(x, tf.int32), WORDS) * self.place(tf.range(LENGTH)), 1)
+
+
+def hashed():
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    return keras.Model(inputs, keras.layers.Flatten()(keras.layers.Embedding(7, 3)(keras.layers.Hashing(7)(inputs))))
+
+
+@pytest.mark.parametrize("make", [lambda: keras.Sequential([keras.Input((LENGTH,)), OneHot()]), hashed])
+def test_tokens_that_are_not_looked_up_as_they_are_may_be_larger_than_the_table(make, federation):
+    """They were refused for the rows of an Embedding that never sees them."""
+    model = tfpfl.SplitModel(make())
+    assert (model.reads, model.vocabulary) == ("whole", None)
+    assert max(federation.arrays(i)[0].max() for i in range(federation.num_clients)) >= max(7, LENGTH)
+    check_inputs(model, federation)
 
 
 def test_a_part_that_is_looked_up_must_not_be_scaled_either(tmp_path, federation):

@@ -32,6 +32,7 @@ class Traced(NamedTuple):
 
     activation_bytes: int  # the size of all floating-point numbers of a forward pass of one example
     reads: list[str]  # of each array: 'numbers'; 'whole': it is only cast to integers; 'mixed': a part of it is
+    tables: list[set[int]]  # of each array: the numbers of rows of the tables whose rows it names, as it is
     convolves: bool  # whether it has convolutions, and no loop, such as over the words of a text
     ending: str | None  # 'softmax', 'log-softmax' or 'sigmoid' if the last operation is one of these
 
@@ -64,7 +65,8 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
     size = int(sum((t.shape.num_elements() or 0) * t.dtype.size for t in outputs if t.dtype.is_floating))
     reads = ["whole" if integer else _reads(x) for x, integer in zip(given, inputs.integer, strict=True)]
     kinds = {op.type for op in graph.graph.get_operations()}
-    return Traced(size, reads, bool(kinds & _CONVOLVES) and not kinds & _CALLS, _ending(graph.outputs[0]))
+    tables = [_tables(x) for x in given]
+    return Traced(size, reads, tables, bool(kinds & _CONVOLVES) and not kinds & _CALLS, _ending(graph.outputs[0]))
 
 
 def _check_replaced(graph: Any, variables: Sequence[Any]) -> None:
@@ -97,14 +99,18 @@ def _check_draws(graph: Any) -> None:
             )
 
 
-def vocabulary(layers: list[Any], reads: Sequence[str]) -> list[int | None]:
+def vocabulary(layers: list[Any], traced: Traced) -> list[int | None]:
     """For each array that a model of these layers takes: how many rows its Embedding has.
 
-    None for numbers, and where a model has several Embeddings, or several arrays of whole numbers.
+    None for numbers, for whole numbers that are not looked up as they are, such as those that a layer hashes first, and
+    where a model has several Embeddings, or several arrays of whole numbers.
     """
     tables = [layer for layer in layers if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
-    one = list(reads).count("whole") == 1 and len(tables) == 1
-    return [int(tables[0].input_dim) if one and each == "whole" else None for each in reads]
+    rows = int(tables[0].input_dim) if traced.reads.count("whole") == 1 and len(tables) == 1 else None
+    return [
+        rows if reads == "whole" and rows in looked_up else None
+        for reads, looked_up in zip(traced.reads, traced.tables, strict=True)
+    ]
 
 
 def _reads(x: Any) -> str:
@@ -122,6 +128,21 @@ def _reads(x: Any) -> str:
             elif op.type not in _EITHER:
                 numbers = True
     return ("mixed" if numbers else "whole") if whole else "numbers"
+
+
+def _tables(x: Any) -> set[int]:
+    """Of every table in which the input x of a graph is looked up, only cast or in another shape: its rows."""
+    found, left, seen = set(), [x], {x.name}
+    while left:
+        tensor = left.pop()
+        for op in tensor.consumers():
+            if op.type in ("GatherV2", "ResourceGather") and op.inputs[1].name == tensor.name:
+                found.add(op.inputs[0].shape[0])
+            # Keras 3 looks up where(i < 0, i + rows, i)
+            elif op.type in _PASS or op.type == "Cast" or (op.type == "SelectV2" and op.inputs[2].name == tensor.name):
+                left += [t for t in op.outputs if t.name not in seen]
+                seen |= {t.name for t in op.outputs}
+    return found
 
 
 def _ending(output: Any) -> str | None:

@@ -73,7 +73,8 @@ class SplitModel(Normalized):
         initial_head: the head that `with_initial_head` was given, as arrays; else None.
         reads: what the backbone takes: 'numbers'; 'whole' if the whole input is cast to integers, as before an
             Embedding; 'mixed' if only a part of it is. Integers are given to a backbone that takes whole numbers.
-        vocabulary: the rows of the Embedding, if the backbone takes whole numbers and has exactly one; else None.
+        vocabulary: the rows of the Embedding, if the backbone has exactly one and looks whole numbers up in it as they
+            are; else None.
 
     If an example is several arrays, input_shape, reads and vocabulary are dicts or tuples with a value for each.
 
@@ -146,7 +147,7 @@ class SplitModel(Normalized):
         traced = trace(apply, self.initial_theta, self.inputs, self.dtype, backbone.weights)
         self._activation_bytes, self._convolves = traced.activation_bytes, traced.convolves
         self.reads = packed(traced.reads, self.input_shape)
-        self.vocabulary = packed(vocabulary(flatten(backbone), traced.reads), self.input_shape)
+        self.vocabulary = packed(vocabulary(flatten(backbone), traced), self.input_shape)
         self._dtypes = [self.dtype]
         if self.inputs.several:
             self._dtypes = [tf.int32 if reads == "whole" else self.dtype for reads in traced.reads]

@@ -48,7 +48,7 @@ class Trunk:
         self.reads, self.activation_bytes = "numbers", 0
         traced = trace(self.apply, self.weights, self.inputs, self.dtype, model.weights)
         (self.reads,), self.activation_bytes = traced.reads, traced.activation_bytes
-        (self.vocabulary,) = vocabulary(flatten(model), traced.reads)
+        (self.vocabulary,) = vocabulary(flatten(model), traced)
         self.shape = tuple(int(n) for n in self(np.zeros((1, *self.input_shape), self.dtype)).shape[1:])
 
     def __call__(self, x: Tensor) -> Tensor:
