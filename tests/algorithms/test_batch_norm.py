@@ -223,7 +223,9 @@ def test_the_statistics_of_a_layer_that_is_used_twice_are_the_mean_of_both_uses(
     """To which moving statistics tend that both uses move. Those of the last use alone would not fit to the first."""
     example, layer = keras.Input((4,), dtype="float64"), keras.layers.BatchNormalization(dtype="float64")
     parts = [keras.layers.Dense(3, dtype="float64", name=name) for name in ("a", "b")]
-    model = SplitModel(keras.Model(example, keras.layers.Add()([layer(p(example)) for p in parts])), batch_norm="local")
+    model = SplitModel(
+        keras.Model(example, keras.layers.Add(dtype="float64")([layer(p(example)) for p in parts])), batch_norm="local"
+    )
     x = np.random.default_rng(0).normal(size=(50, 4)) * [1.0, 2.0, 3.0, 4.0] + 1
     with passes.measuring(model.statistics()) as now:
         model.features(model.theta(), tf.constant(x))

@@ -131,6 +131,67 @@ def test_what_cannot_be_a_backbone():
         SplitModel(backbone(), head_init="ones")
 
 
+class Counts(keras.layers.Layer):
+    """Counts its calls in a weight that does not train."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x + 0 * self.calls
+
+
+class Dense(keras.Model):
+    """A subclassed model."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def of(*layers, **how):
+    return lambda: SplitModel(keras.Sequential([keras.Input(**how), *layers]))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (of(keras.layers.Flatten(), shape=(4, 4), dtype="uint8"), "are uint8, and a head computes with floating-point"),
+        (
+            of(keras.layers.Dense(3), keras.layers.Dense(2, dtype="float64"), shape=(4,)),
+            "2 of the weights .* that train are float32, .* its features are float64: build all of its layers with one",
+        ),
+        (
+            of(keras.layers.Dense(3, dtype="float16"), keras.layers.Dense(2, dtype="float32"), shape=(4,)),
+            "2 of the weights .* that train are float16, .* small steps .*'mixed_float16'",
+        ),
+        (of(keras.layers.LSTM(3, stateful=True), batch_shape=(2, 5, 3)), "stateful=True: .* Build it without"),
+        (
+            of(keras.layers.LSTM(3, stateful=True), batch_shape=(4, 5, 3)),
+            "does not take 2 examples .* any number of|stateful=True",
+        ),
+        (lambda: SplitModel(backbone(), input_shape=(5,)), r"does not take 2 examples of shape \(5,\).* Keras said"),
+        (lambda: SplitModel(Dense(), input_shape=4), r"input_shape is the shape of one example, .*; found 4"),
+        (lambda: SplitModel(backbone(), seed="1"), "seed must be a number, found '1'"),
+        (lambda: SplitModel(backbone(), seed=1.5), "seed must lie in .* found 1.5: a whole number"),
+        (lambda: SplitModel(backbone()).shared_head(2, "zero"), "init must be one of glorot, uniform01, zeros; found"),
+    ],
+)
+def test_what_ended_in_errors_of_others_or_in_other_numbers(make, said):
+    with pytest.raises(InvalidArgument, match=said):
+        make()
+
+
+@pytest.mark.skipif(not keras.__version__.startswith("2."), reason="Keras 3 loses such a change without a word")
+def test_a_layer_that_changes_its_weights_is_refused():
+    with pytest.raises(InvalidArgument, match="uses its weights as variables.* assign.*has no attribute 'assign_add'"):
+        of(Counts(), keras.layers.Dense(3), shape=(4,))()
+
+
 @pytest.mark.parametrize(
     "last, said",
     [

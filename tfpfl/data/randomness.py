@@ -23,7 +23,7 @@ from enum import IntEnum, unique
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_numbers
 
 
 @unique
@@ -90,8 +90,11 @@ def check_model_seed(seed: int) -> None:
     Raises:
         InvalidArgument: another seed would be taken in its place.
     """
-    if not 0 <= seed < 2**31:
-        raise InvalidArgument(f"seed must lie in 0..{2**31 - 1}, found {seed}: weights are drawn with an int32")
+    check_numbers(seed=seed)
+    if not 0 <= seed < 2**31 or seed != int(seed):
+        raise InvalidArgument(
+            f"seed must lie in 0..{2**31 - 1}, found {seed}: a whole number, with which weights are drawn as int32"
+        )
 
 
 def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:

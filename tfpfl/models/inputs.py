@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.layout import is_several, names_of_arrays, packed, parts_of, shape_text
 
 
@@ -59,7 +59,12 @@ class Inputs:
         elif isinstance(found, list) and len(found) == 1 and _is_shape(found[0]):
             self.shape, self._as_list = tuple(found[0])[axis:], False
         else:
-            parts = list(found.values()) if isinstance(found, Mapping) else list(found)
+            parts = list(found.values()) if isinstance(found, Mapping) else found
+            if not isinstance(parts, list | tuple):
+                raise InvalidArgument(
+                    f"input_shape is the shape of one example, such as (28, 28, 1), or a dict or a tuple of shapes; "
+                    f"found {found!r}"
+                )
             if not all(map(_is_shape, parts)):
                 raise InvalidArgument(
                     f"the backbone's inputs {found} are nested: an example is an array, or a dict or a tuple of arrays"
@@ -89,6 +94,21 @@ class Inputs:
         shapes = parts_of(self.shape, self.shape)
         dtypes = ["int32" if integer else "float32" for integer in self.integer]
         return self.for_keras([np.zeros((rows, *s), d) for s, d in zip(shapes, dtypes, strict=True)])
+
+    def called(self, backbone: keras.Model, rows: int) -> Any:
+        """What the model gives for examples of zeros.
+
+        Raises:
+            InvalidArgument: it does not take them.
+        """
+        try:
+            return backbone(self.zeros(rows))
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            raise InvalidArgument(
+                f"the backbone {backbone.name!r} does not take {rows} examples of shape {shape_text(self.shape)}. It "
+                f"must take any number of examples, of the shape that it says or that input_shape gives. Keras said: "
+                f"{one_line(error, 400)}"
+            ) from error
 
     def for_keras(self, parts: list) -> Any:
         """Arrays in the structure in which the Keras model takes them."""

@@ -40,7 +40,8 @@ class SpecialLayers:
         own: for each of `model.trainable_weights` whether it is a scale or offset of a BatchNormalization.
 
     Raises:
-        InvalidArgument: a layer draws random numbers in a way that cannot be replaced, or changes weights by itself.
+        InvalidArgument: a layer draws random numbers in a way that cannot be replaced, changes weights by itself, or
+            keeps a state from one call to the next.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -58,6 +59,11 @@ class SpecialLayers:
                 raise InvalidArgument(
                     f"layer {layer.name!r} ({type(layer).__name__}) changes the kernel of its layer in every pass of "
                     "training, which is no step of any method here: leave it out, or freeze it (trainable=False)"
+                )
+            elif "RNN" in names and layer.stateful:
+                raise InvalidArgument(
+                    f"layer {layer.name!r} ({type(layer).__name__}) has stateful=True: it would begin an example with "
+                    "the state that another one left, of whatever client. Build it without"
                 )
             elif (draw := _drawing(layer, names)) is not None:
                 self._random.append((layer, draw))

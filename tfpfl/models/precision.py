@@ -20,18 +20,29 @@ def dtype_of(backbone: keras.Model, output: Any) -> np.dtype:
         output: features that it has computed.
 
     Raises:
-        InvalidArgument: the features have half precision, and so has a weight: its small steps would be lost.
+        InvalidArgument: the features are no floating-point numbers; or weights that train have another dtype. Of half
+            precision, their small steps would be lost; of another one, a sum over all weights would be of two dtypes.
     """
-    if output.dtype not in HALF:
-        return np.dtype(output.dtype.as_numpy_dtype)
-    half = [w for w in backbone.weights if tf.as_dtype(w.dtype) in HALF]
-    if half:
+    dtype = tf.float32 if output.dtype in HALF else output.dtype
+    if not dtype.is_floating:
         raise InvalidArgument(
-            f"the backbone {backbone.name!r} computes in {output.dtype.name}, and {len(half)} of its weights have this "
-            f"dtype, the first is {half[0].name}: the small steps of training would be lost. Build it with the policy "
-            f"'mixed_{output.dtype.name}' of keras.mixed_precision, which keeps weights in float32, or in float32"
+            f"the features of the backbone {backbone.name!r} are {dtype.name}, and a head computes with floating-point "
+            "numbers: end it in a layer that gives float32, such as keras.layers.Rescaling(1 / 255) for pixels"
         )
-    return np.dtype(np.float32)
+    other = [w for w in backbone.trainable_weights if tf.as_dtype(w.dtype) != dtype]
+    if other:
+        found = tf.as_dtype(other[0].dtype)
+        why = f"its features are {output.dtype.name}: build all of its layers with one dtype, float32 or float64"
+        if found in HALF:
+            why = (
+                f"the small steps of training would be lost. Build it with the policy 'mixed_{found.name}' of "
+                "keras.mixed_precision, which keeps weights in float32, or in float32"
+            )
+        raise InvalidArgument(
+            f"{len(other)} of the weights of the backbone {backbone.name!r} that train are {found.name}, the first is "
+            f"{other[0].name}, and {why}"
+        )
+    return np.dtype(dtype.as_numpy_dtype)
 
 
 def cast_output(apply: Callable, dtype: np.dtype) -> Callable:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.layout import parts_of
 from tfpfl.models.inputs import Inputs
 
@@ -48,7 +48,8 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
         variables: those that `apply` puts other values in the place of.
 
     Raises:
-        InvalidArgument: a layer reads one of the variables all the same, or draws random numbers in its own code.
+        InvalidArgument: a layer reads one of the variables all the same, needs variables in place of values, or draws
+            random numbers in its own code.
     """
     given: list[Any] = []
 
@@ -58,7 +59,14 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
 
     theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights)
     spec = inputs.spec(1, [tf.int32 if integer else dtype for integer in inputs.integer])
-    graph = tf.function(forward, autograph=False).get_concrete_function(theta, spec)
+    try:
+        graph = tf.function(forward, autograph=False).get_concrete_function(theta, spec)
+    except AttributeError as error:  # the model was called before, with its variables
+        raise InvalidArgument(
+            "a layer uses its weights as variables, but they are tensors when a method trains. In the layer's call, "
+            "read each weight as its attribute (self.kernel), without value() or read_value(), and change none with "
+            f"assign: what it counts would differ from engine to engine. TensorFlow said: {one_line(error, 300)}"
+        ) from error
     _check_replaced(graph.graph, variables)
     _check_draws(graph.graph)
     outputs = [t for op in graph.graph.get_operations() if op.type not in ("Placeholder", "Const") for t in op.outputs]

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument, warn_user
+from tfpfl.checks import InvalidArgument, check_choice, warn_user
 from tfpfl.data.kinds import LabelKind
 from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
@@ -124,7 +124,7 @@ class SplitModel(Normalized):
         self.backbone, self.seed, self.head_init, self.kind = backbone, int(seed), head_init, head_kind(kind)
         self.inputs = Inputs(backbone, input_shape)
         self.input_shape = self.inputs.shape
-        output = backbone(self.inputs.zeros(2))  # also builds a model that is not built yet
+        output = self.inputs.called(backbone, 2)  # also builds a model that is not built yet
         if not tf.is_tensor(output) or output.shape.rank != 2 or output.shape[0] != 2:
             found = output.shape if tf.is_tensor(output) else type(output).__name__
             raise InvalidArgument(
@@ -242,6 +242,9 @@ class SplitModel(Normalized):
         Args:
             info: the client's `ClientInfo`.
             init: one of 'glorot', 'uniform01' and 'zeros'; None for the model's `initial_head`, or its `head_init`.
+
+        Raises:
+            InvalidArgument: init is none of them.
         """
         if init is None and self.initial_head is not None:
             return self._given_head()
@@ -288,6 +291,7 @@ class SplitModel(Normalized):
         return Head(tf.ensure_shape(kernel, [self.num_features, None]), tf.ensure_shape(bias, [None]))
 
     def _draw_head(self, client_id: Tensor, num_classes: Tensor, init: str) -> Head:
+        check_choice(init=(init, HEAD_INITS))
         m, k = self.num_features, num_classes
         if init == "zeros":
             kernel, bias = tf.zeros([m, k], self.dtype), tf.zeros([k], self.dtype)
