@@ -18,9 +18,10 @@ from tfpfl.data import Federation, Source
 from tfpfl.data.population import Sampling
 from tfpfl.engines import packed
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.engines.packed import Packed, groups, one_pass_of
+from tfpfl.engines.packed import Packed, groups, initial_states, one_pass_of, side_by_side
 from tfpfl.engines.scoring import Scorer, shared_theta
 from tfpfl.engines.tff.process import federate
+from tfpfl.engines.visit import client_state_spec
 from tfpfl.models import SplitModel, build_network
 from tfpfl.models.losses import client_loss
 from tfpfl.runs.cost import Counter
@@ -292,6 +293,19 @@ def test_packed_states_are_the_states(federation):
     packed = Packed.made(states)
     assert identical(packed.each(spec), states)
     assert Packed.made([(), (), ()]).each(()) == [(), (), ()]
+
+
+def test_packed_states_may_have_more_numbers_than_int32_counts(federation, monkeypatch):
+    """The places of clients after the 2^31st number were negative; whole models of many clients have so many."""
+    monkeypatch.setattr(np, "concatenate", lambda arrays: arrays[0])  # the memory is never touched
+    large = Packed.made([np.empty(2**30, np.int8)] * 3)
+    np.testing.assert_array_equal(large.ends, [[0, 2**30, 2**31, 3 * 2**30]])
+    monkeypatch.undo()
+    algorithm = make("pflego", federation)
+    infos = side_by_side([algorithm.population.info(i, np.float64) for i in (1, 2)])
+    first = initial_states(algorithm)(infos)
+    assert large.ends.dtype == first.ends.dtype == first.type_of().ends.dtype == np.int64
+    assert identical(first.each(client_state_spec(algorithm)), [arrays_of_states(algorithm)[i] for i in (1, 2)])
 
 
 def test_activations_are_counted():

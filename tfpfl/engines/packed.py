@@ -46,19 +46,19 @@ class Packed(NamedTuple):
     """The states of G clients as flat vectors. The type is the same for every number of clients and every K_i."""
 
     values: tuple  # one vector for every leaf of a state: the numbers of all clients, one client after the other
-    ends: Any  # int32 [leaves, G + 1]: client g has the numbers ends[leaf, g]..ends[leaf, g + 1]-1 of a leaf
+    ends: Any  # int64 [leaves, G + 1]: client g has the numbers ends[leaf, g]..ends[leaf, g + 1]-1 of a leaf
 
     @classmethod
     def made(cls, states: list) -> "Packed":
         """Packs a list of G states of one structure, whose leaves are arrays or eager tensors."""
         leaves = [[np.ravel(leaf) for leaf in of_all] for of_all in zip(*map(tf.nest.flatten, states), strict=True)]
         ends = [np.cumsum([0, *(leaf.size for leaf in of_all)]) for of_all in leaves]
-        return cls(tuple(map(np.concatenate, leaves)), np.array(ends, np.int32).reshape(len(leaves), len(states) + 1))
+        return cls(tuple(map(np.concatenate, leaves)), np.array(ends, np.int64).reshape(len(leaves), len(states) + 1))
 
     def type_of(self) -> "Packed":
         """The shapes and dtypes of these packed states for every number of clients and every K_i."""
         values = tuple(tf.TensorSpec([None], v.dtype) for v in self.values)
-        return Packed(values, tf.TensorSpec([len(values), None], tf.int32))
+        return Packed(values, tf.TensorSpec([len(values), None], tf.int64))
 
     def of(self, i, spec):
         """Unpacks the state of client i, 0..G-1.
@@ -95,14 +95,14 @@ def initial_states(algorithm: Algorithm) -> Callable:
 
     def one(i, infos):
         leaves = _vectors(algorithm.init_client(tf.nest.map_structure(lambda leaf: leaf[i], infos)))
-        return leaves, [tf.size(leaf) for leaf in leaves]
+        return leaves, [tf.size(leaf, tf.int64) for leaf in leaves]
 
     def states(infos):
         number = tf.size(infos.client_id)
         vectors, sizes = for_each(one, number, infos)
         ends = [tf.concat([[0], tf.cumsum(array.stack())], 0) for array in sizes]
         values = tuple(array.concat() for array in vectors)
-        return Packed(values, tf.stack(ends) if ends else tf.zeros([0, number + 1], tf.int32))
+        return Packed(values, tf.stack(ends) if ends else tf.zeros([0, number + 1], tf.int64))
 
     return _of_infos(algorithm, states)
 

@@ -265,4 +265,4 @@ def _packed_type(algorithm):
     """The TFF type of an algorithm's `Packed` client states."""
     leaves = tf.nest.flatten(client_state_spec(algorithm))
     values = tuple(tf.TensorSpec([None], leaf.dtype) for leaf in leaves)
-    return tff_type(Packed(values, tf.TensorSpec([len(leaves), None], tf.int32)))
+    return tff_type(Packed(values, tf.TensorSpec([len(leaves), None], tf.int64)))
