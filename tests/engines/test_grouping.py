@@ -14,6 +14,7 @@ from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, Source
 from tfpfl.data.population import Sampling
 from tfpfl.engines import packed
@@ -332,6 +333,22 @@ def test_activations_are_counted():
 def test_what_cannot_be_is_refused(federation, name, options, how, message):
     with pytest.raises(ValueError, match=message):
         Simulation(make(name, federation, **options), federation, **how)
+
+
+def test_a_scorer_refuses_what_it_would_not_do(federation):
+    """Any text but 'one_by_one' was 'auto'."""
+    algorithm = make("pflego", federation)
+    with pytest.raises(InvalidArgument, match="grouping must be one of auto, one_by_one; found 'stacked'"):
+        Scorer(algorithm, federation, grouping="stacked")
+    with pytest.raises(InvalidArgument, match="at least one split is needed to score models, found none"):
+        Scorer(algorithm, federation, [])
+
+
+def test_without_a_federation_nothing_is_held_out(federation):
+    """The splits were left out without a word."""
+    algorithm = make("pflego", federation)
+    with pytest.raises(InvalidArgument, match="held-out splits test can be read only from a Federation.*no held_out"):
+        Simulation(algorithm, held_out=["test"])
 
 
 @pytest.mark.parametrize("way", ["fused", "stacked"])

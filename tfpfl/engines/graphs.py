@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument, traced_by_design
+from tfpfl.checks import InvalidArgument, check_numbers, traced_by_design
 
 
 def relaxed(function, *types):
@@ -68,8 +68,11 @@ def check_threads(threads: int | None) -> int:
     """The number of clients that run at the same time: `threads`, or for None the number of cores.
 
     Raises:
-        InvalidArgument: `threads` is less than 1.
+        InvalidArgument: `threads` is less than 1, or no whole number.
     """
-    if threads is not None and threads < 1:
-        raise InvalidArgument(f"threads must be at least 1, found {threads}")
-    return threads or default_threads()
+    if threads is None:
+        return default_threads()
+    check_numbers(threads=threads)
+    if threads < 1 or threads != int(threads):
+        raise InvalidArgument(f"threads must be at least 1, found {threads}: a whole number, or None for all cores")
+    return int(threads)

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.engines.graphs import any_number, check_threads, in_order, relaxed
 from tfpfl.engines.packed import (
     Packed,
@@ -39,8 +40,12 @@ class Scorer:
 
     Args:
         algorithm, federation, threads: as in `Simulation`.
-        splits: the parts of every client's data to score: 'train', 'validation', 'test'.
+        splits: the parts of every client's data to score, at least one: 'train', 'validation', 'test'.
         grouping: 'auto' (default): many clients in one pass if possible; 'one_by_one': each by itself.
+
+    Raises:
+        InvalidArgument: the algorithm was built for another federation; there are no splits, or one is unknown; or
+            `grouping` has no such value.
     """
 
     def __init__(
@@ -52,6 +57,9 @@ class Scorer:
         grouping: str = "auto",
         threads: int | None = None,
     ):
+        check_choice(grouping=(grouping, ("auto", "one_by_one")))
+        if not splits:
+            raise InvalidArgument("at least one split is needed to score models, found none: give splits=['test']")
         self._readers = federation_readers(algorithm, federation, splits)
         self._arguments = algorithm, federation, grouping, check_threads(threads)
         self._messages, self._check = Messages(algorithm), RoundCheck(algorithm)

@@ -22,7 +22,7 @@ class Simulation(Rounds):
         federation: the clients' examples, read by client id; every visit is then a `Visit`. None: every visit is a
             `ClientData` with its examples.
         held_out: splits ('validation', 'test') on which every client of a round scores the model that it holds right
-            after its local work. Default: none.
+            after its local work; needs a Federation. Default: none.
         grouping: how the clients of a round are computed. 'one_by_one': each by itself. 'fused': one pass through the
             backbone for many clients, if the algorithm allows it. 'stacked': clients of equal size as one vectorized
             computation. 'auto' (default): fused if possible, else one by one. All give the same result up to
@@ -31,8 +31,9 @@ class Simulation(Rounds):
             result does not depend on it.
 
     Raises:
-        InvalidArgument: `grouping` has no such value; it is 'fused' or 'stacked' without a federation; it is 'fused'
-            and the algorithm has no single pass that clients can share; or `threads` is less than 1.
+        InvalidArgument: `grouping` has no such value; it is 'fused' or 'stacked', or there are held-out splits, without
+            a federation; it is 'fused' and the algorithm has no single pass that clients can share; or `threads` is
+            less than 1.
     """
 
     def __init__(
@@ -73,6 +74,11 @@ def clients_of(
     if grouping == "stacked" and federation is None:
         raise InvalidArgument(
             "grouping='stacked' needs a federation, from which examples are read. Use grouping='one_by_one'"
+        )
+    if federation is None and held_out:
+        raise InvalidArgument(
+            f"held-out splits {', '.join(held_out)} can be read only from a Federation, and here visits carry their "
+            "examples. Give a Federation, or no held_out"
         )
     readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
     if grouping == "fused" or (grouping == "auto" and fits):
