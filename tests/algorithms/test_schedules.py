@@ -11,7 +11,7 @@ from helpers.quick import quick
 from helpers.rounds import by_hand, loss_of, play
 from helpers.toys import client_loss, distance, gradient, identical, initial_states, objective, on_disk, toy
 from helpers.toys import visits as visits_of
-from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedamp, fedavg, fedper, pflego, scaffold
+from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedamp, fedavg, fedper, pfedhn, pflego, scaffold
 from tfpfl.algorithms.contract import ClientOutput
 from tfpfl.algorithms.parts import local_solver, rate
 from tfpfl.algorithms.parts.schedules import check_schedule, factor_of, with_end
@@ -167,6 +167,9 @@ NOT_STILL = {
     "fedas": "a client's model is where its work from theta ends: at theta",
     "pgfed": "a client's model is where its work from w ends: at w",
     "pgfedmo": "a client's model is where its work from w ends: at w",
+    "pfedhn": "its server's momentum and weight decay go on",
+    "fedpac": "its server combines the heads of the cohort in every round",
+    "fedcp": "the global head goes half of the way to the clients' heads in every round",
 }
 
 
@@ -210,8 +213,37 @@ def test_with_rates_0_nothing_moves(data, name):
     elif name == "fedbn":
         assert distance(path[3].own, path[1].own) < 1e-12
         assert 0 < distance(before, after) < distance(before, started)
+    elif name == "pfedhn":
+        hyper, velocity = path[1].own
+        for _ in range(2):
+            velocity = tree.add_scaled(tree.scale(0.9, velocity), 0.001, hyper)
+            hyper = tree.add_scaled(hyper, -quick(name)["alpha"], velocity)
+        assert distance(path[3].own.hyper, hyper) < 1e-12
+    elif name == "fedpac":
+        assert identical(path[3].own.theta, path[1].own.theta)
+    elif name == "fedcp":
+        assert identical(
+            [path[3].own.theta, path[3].own.policy, after_4], [path[1].own.theta, path[1].own.policy, after_2]
+        )
+        sizes = data.population.num_examples
+        mean = tree.zeros_like(after_2[0])
+        for i in data.ids:
+            mean = tree.add_scaled(mean, sizes[i] / sizes.sum(), after_2[i])
+        left = tree.scale(0.25, tree.subtract(path[1].own.head, mean))
+        assert distance(tree.subtract(path[3].own.head, mean), left) < 1e-12
     elif name not in ("heurfedamp", "fedala"):
         assert identical(path[3].own, path[1].own)
+
+
+@pytest.mark.parametrize("named", slow_but(["alpha", "embed_alpha"], "alpha"))
+def test_the_rates_of_pfedhns_server_follow_if_they_are_named(data, named):
+    rates = {"alpha": 0.2, "embed_alpha": 0.1}
+    how = {"hidden_dim": 5, "n_hidden": 0, "steps": 2, "eta": 0.2}
+    algorithm = pfedhn(data.model, data.population, **how, **rates)
+    check_follows(algorithm, [named])
+    found, _ = play(scheduled(algorithm, lambda t: 0.25 * t, of=[named]), data, [(0, 3)])
+    slower = pfedhn(data.model, data.population, **how, **rates | {named: rates[named] / 4})
+    assert distance(found[0].own, play(slower, data, [(0, 3)])[0][0]) < 1e-12
 
 
 @pytest.mark.parametrize("option", slow_but(["I", "II"], "II"))

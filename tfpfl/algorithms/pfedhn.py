@@ -31,6 +31,7 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.local_training import batch_loop, local_solver, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.algorithms.parts.schedules import rate
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument, check_choice, check_rates
 from tfpfl.data.randomness import ModelKey
@@ -215,8 +216,10 @@ def pfedhn(
     def server_update(server, sent):
         move = tree.add_scaled(gradient(server.hyper, sent), wd, server.hyper)
         velocity = tree.add_scaled(move, hyper_momentum, server.velocity)
-        embeddings = tree.add_scaled(server.hyper.embeddings, -embed_alpha, velocity.embeddings)
-        return Server(Hyper(embeddings, tree.add_scaled(server.hyper.layers, -alpha, velocity.layers)), velocity)
+        # What clients send is shorter already where their rate is, so these follow a schedule only if it names them.
+        of_phi, of_v = rate("alpha", alpha, by_default=False), rate("embed_alpha", embed_alpha, by_default=False)
+        embeddings = tree.add_scaled(server.hyper.embeddings, -of_v, velocity.embeddings)
+        return Server(Hyper(embeddings, tree.add_scaled(server.hyper.layers, -of_phi, velocity.layers)), velocity)
 
     loop = batch_loop(epochs=1, batch_size=batch_size)
 
