@@ -121,6 +121,16 @@ def test_its_head_is_the_first_one_of_pflego_and_of_a_shared_head(data):
     assert right[0] > 1.5 * right[1], right
 
 
+def test_its_head_is_the_fixed_one_of_fedbabu(data):
+    """The authors' Fed3R+FT with a fixed head: FedBABU trains the backbone for it."""
+    ridge = fed3r(data.model, data.population)
+    head = head_of(ridge, play(ridge, data)[0][-1])
+    algorithm = build_algorithm("fedbabu", data.model.with_initial_head(head), data.population, steps=3, steps_ft=0)
+    path, _ = play(algorithm, data)
+    w = algorithm.personal_model(algorithm.message(path[-1]), (), data.visit(0))
+    assert distance(w.head, head) == 0 and distance(w.theta, data.model.theta()) > 1e-3
+
+
 @pytest.mark.parametrize(("scale", "lam"), [(1.0, 1e-4), (255.0, 0.01)])
 def test_rounding_of_what_clients_send_makes_no_nan(scale, lam):
     """The matrix of float32 sums has negative eigenvalues below -lam here; float64 sums have not."""

@@ -7,9 +7,9 @@ Messages: 4b bytes down, 4b up. W is not sent, because every device computes it 
 nothing. A new client gets theta, computes W, and fine-tunes. The local model is (theta_i, W).
 
 W = U V^T from the singular value decomposition of a uniform [0, 1) matrix K x (M + 1), whose last column is the bias,
-as in the PFLEGO authors' code; W W^T = I if K <= M + 1. With 'local' labels, output k means a different class for each
-client. The PFLEGO code does not fine-tune (steps_ft=0), PGFed fine-tunes for one epoch (epochs_ft=1). The default is
-the work of one visit.
+as in the PFLEGO authors' code; W W^T = I if K <= M + 1. If the model has an initial head (`with_initial_head`), such as
+that of Fed3R, it is W. With 'local' labels, output k means a different class for each client. The PFLEGO code does not
+fine-tune (steps_ft=0), PGFed fine-tunes for one epoch (epochs_ft=1). The default is the work of one visit.
 """
 
 import numpy as np
@@ -89,7 +89,8 @@ def fedbabu(
     """
     solver = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     solve = body_solver(model, eta=eta, steps=steps, epochs=epochs, **solver)
-    weight, fixed = example_weight(model, weighting), orthogonal_head(model, population.shared_labels())
+    weight, num_labels = example_weight(model, weighting), population.shared_labels()
+    fixed = orthogonal_head(model, num_labels) if model.initial_head is None else model.initial_head
 
     def with_head(theta):
         return Weights(theta, Head(*(tf.constant(w) for w in fixed)))
