@@ -128,6 +128,14 @@ def test_compression_errs_by_less_than_a_step_and_counts_its_bytes(federation, t
     assert int(out.metrics["bytes_up"]) == sum(n + 8 if n > threshold else 4 * n for n in sizes)
 
 
+def test_who_sends_nothing_sends_no_compressed_bytes(federation):
+    algorithm = aggregators.with_aggregator("compress", {"bits": 4}, build("local", federation))
+    states = initial_states(algorithm, algorithm.population)
+    engine = Simulation(algorithm, federation)
+    out = engine.next(engine.initialize(), [states[0]], visits_by_id(algorithm.population, [0], 1))
+    assert int(out.metrics["bytes_up"]) == 0
+
+
 # ---- ours
 
 

@@ -28,7 +28,7 @@ def compressed(algorithm: Algorithm, *, bits: int = 8, threshold: int = QUANTIZE
 
     def client_update(message, state, data):
         output = algorithm.client_update(message, state, data)
-        sizes = tf.add_n([size(x) for x in tf.nest.flatten(output.update)])
+        sizes = sum((size(x) for x in tf.nest.flatten(output.update)), tf.zeros([], tf.int64))  # Local sends nothing
         return output._replace(metrics=output.metrics | {"bytes_up": sizes})
 
     return algorithm._replace(client_update=client_update, one_pass=None)

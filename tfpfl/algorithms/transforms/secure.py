@@ -70,8 +70,8 @@ def secured(
 
     Raises:
         InvalidArgument: the server needs every client's own update, makes a message for each client, or averages
-            moving statistics; a round has two exchanges, or fewer than three clients; clip or noise is not positive;
-            weights follow from the examples; or the numbers do not fit into 32 bits.
+            moving statistics; a round has two exchanges, or fewer than three clients; clients send nothing; clip or
+            noise is not positive; weights follow from the examples; or the numbers do not fit into 32 bits.
     """
     check_method(algorithm)
     for name, value in (("clip", clip), ("noise", noise)):
@@ -237,6 +237,10 @@ def _planned(algorithm: Algorithm, clip: float, noise: float | None, weights: np
                 f"--secure needs updates of floating-point numbers with one shape for all clients, found {leaf}"
             )
     size = sum(leaf.shape.num_elements() for leaf in tf.nest.flatten(spec))
+    if not size:
+        raise InvalidArgument(
+            "--secure hides what clients send, and with this method they send nothing: leave out --secure"
+        )
     population = algorithm.population
     r, expected = population.sampling.most(population.num_clients), round(population.clients_per_round)
     weight = float(np.max(found() if weights is None else weights))
