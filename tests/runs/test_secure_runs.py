@@ -15,6 +15,7 @@ from tfpfl.runs import accounting
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunConfig, entries
 from tfpfl.runs.protocols import EV_ALL, find
+from tfpfl.runs.results import warnings_of
 from tfpfl.runs.run import Run
 from tfpfl.studies.records import Record
 
@@ -60,6 +61,17 @@ def test_the_entries_are_new_ones():
     plain, secure = small_runs.config(), small_runs.config(**NOISY)
     assert not [name for name in entries(plain) if name.startswith("secure")]
     assert plain.run_id != secure.run_id and RunConfig(**entries(secure)) == secure
+
+
+def test_updates_that_the_default_clip_has_shortened_are_told_of():
+    """Fed3R's sums of all examples are longer than 100: clipped, they are no longer those of one regression."""
+    rows = [{"round": 1, "clipped": 1.0}, {"round": 2, "clipped": 0.0}, {"round": 3, "clipped": 0.4}, {"round": 4}]
+    config = small_runs.config(secure=True)
+    assert [text[:58] for text in warnings_of(config, rows)] == [
+        "in 2 of 4 rounds updates were longer than 100, the default"
+    ]
+    assert not warnings_of(config, rows[1:2])
+    assert not warnings_of(small_runs.config(secure=True, secure_clip=100.0), rows)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import Population
 from tfpfl.runs import protocols
 from tfpfl.runs.files import write_csv, write_whole
+from tfpfl.runs.secure import clipped_unasked
 
 
 def write_history(path: Path, history: Sequence[Mapping[str, Any]], federation: Federation) -> None:
@@ -112,6 +113,17 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "bytes_up": sum(row.get("bytes_up", 0) for row in history),
         "client_visits": sum(row["clients"] for row in history),
     }
+
+
+def warnings_of(config: Any, history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a user should know of these rounds: what the method says of them, and updates clipped by default.
+
+    Args:
+        config: the run's `RunConfig`.
+        history: as in `write_history`.
+    """
+    warning = config.method.warning
+    return [text for text in (warning and warning(history), clipped_unasked(config, history)) if text]
 
 
 def summary_after(folder: Path, rounds: int) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import check_needs, check_patience
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
-from tfpfl.runs.results import plain, summary_after, totals, write_clients, write_history, write_summary
+from tfpfl.runs.results import plain, summary_after, totals, warnings_of, write_clients, write_history, write_summary
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
@@ -275,8 +275,7 @@ class Run:
             raise
         self.stop_reason = training.stop_reason
         self._evaluate(training)  # with this training, because its graphs are traced already
-        method = self.config.method
-        if method.warning is not None and (message := method.warning(self.store.history())):
+        for message in warnings_of(self.config, self.store.history()):
             warn_user(message)
         return self
 

@@ -1,5 +1,6 @@
 """The entries of a run's configuration for secure aggregation: their checks, and the noise of a run for its privacy."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfpfl.algorithms.transforms.secure import CLIP
@@ -53,3 +54,20 @@ def check_secure(config: Any) -> None:
     for name, (usual, why) in REFUSED.items():
         if (value := getattr(config, name)) != usual:
             raise InvalidArgument(f"{name}={value!r} cannot be used with --secure: {why}")
+
+
+def clipped_unasked(config: Any, history: Sequence[Mapping[str, Any]]) -> str | None:
+    """What to say if updates were longer than the default of secure_clip, which nobody chose; else None.
+
+    Args:
+        config: a `RunConfig`.
+        history: the rows of the rounds, whose 'clipped' is the part of the cohort's examples whose client was clipped.
+    """
+    rounds = sum(bool(row.get("clipped")) for row in history)
+    if config.secure_clip is not None or not rounds:
+        return None
+    return (
+        f"in {rounds} of {len(history)} rounds updates were longer than {CLIP:g}, the default of secure_clip, and were "
+        "scaled down: the sums are not those of a run without --secure. Give a --secure-clip above the longest update. "
+        "(update_norm in history.csv of a run with --on-broken reject says how long they are)"
+    )
