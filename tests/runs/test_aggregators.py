@@ -300,6 +300,19 @@ def test_an_objective_that_an_aggregator_would_undo_is_refused(small, tmp_path, 
     Run.create(fair, tmp_path / "fair", small).close()
 
 
+@pytest.mark.parametrize("name", ["fed3r", "fedproto"])
+def test_a_median_of_zeros_is_refused(name, small, tmp_path):
+    """Where most clients send zeros for a class, or after their first visit, the median of what is sent is 0."""
+    how = {"algorithm": name, "labels": "global"}
+    with pytest.raises(ValueError, match=f"{name} cannot have aggregator='median': a client sends .*zeros"):
+        Run.create(small_runs.config(**how, aggregator="median"), tmp_path / "run", small)
+    if name == "fedproto":  # three of six clients have class 2, and one has class 3
+        algorithm = Run.planned(small_runs.config(**how), tmp_path / "plain", small).algorithm
+        engine = Simulation(median(algorithm), small)
+        after = one_round(engine, algorithm, algorithm.population.client_ids.tolist())[1]
+        assert after.counts.numpy().tolist() == [6, 6, 3, 0]
+
+
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     return small_runs.federation(tmp_path_factory.mktemp("aggregators") / "federation")

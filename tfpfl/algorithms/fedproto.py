@@ -232,6 +232,8 @@ FEDPROTO = Method(
     only_classes="a prototype is that of a class. Use fedper or lg_fedavg",
     no_server_opt="its server keeps means of what the clients send, and takes no steps. Use client_opt",
     no_objective="its server takes the mean of the clients' prototypes, in which no loss is. Use fedper",
+    no_median="a client sends zeros for classes that it does not have, so a class that few clients have would lose its "
+    "prototype. Use on_broken='reject' (--on-broken reject) against broken clients",
     no_batch_norm={
         "shared": "each client has a backbone of its own, so statistics have no common meaning. Use 'local'"
     },

@@ -141,6 +141,18 @@ def check_objective(config: Any) -> None:
         )
 
 
+def check_statistic(config: Any) -> None:
+    """Checks that the method of a `RunConfig` can have its median or trimmed mean, if that is its aggregator.
+
+    Raises:
+        InvalidArgument: it cannot; the message says why (`Method.no_median`).
+    """
+    if config.aggregator in OF_OURS and config.method.no_median:
+        raise InvalidArgument(
+            f"{config.algorithm} cannot have aggregator={config.aggregator!r}: {config.method.no_median}"
+        )
+
+
 def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:
     """Makes the TFF aggregator factory of this name for an algorithm.
 

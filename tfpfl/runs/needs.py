@@ -5,7 +5,7 @@ from collections import Counter
 from tfpfl.checks import InvalidArgument, warn_user
 from tfpfl.data import Federation
 from tfpfl.engines.engine import check_engine
-from tfpfl.runs.aggregators import PRIVATE
+from tfpfl.runs.aggregators import PRIVATE, check_statistic
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import as_metric
 from tfpfl.runs.privacy import require_accounting
@@ -19,9 +19,11 @@ def check_needs(config: RunConfig) -> None:
 
     Raises:
         Unavailable: the engine, a private aggregator or noise needs a package that is not installed.
-        InvalidArgument: this process knows no metric of one of the names, or an entry would be ignored.
+        InvalidArgument: this process knows no metric of one of the names, an entry would be ignored, or the method
+            cannot have the aggregator.
     """
     _check_used(config)
+    check_statistic(config)
     check_engine(config.engine)
     for name in config.metrics:
         as_metric(name, config.kind)
