@@ -535,9 +535,30 @@ def test_what_a_masked_array_hides_is_not_stored(tmp_path):
 
 
 def test_whole_numbers_that_float32_rounds_are_said(tmp_path):
+    """Also of a type that keeps them: a model computes with float32."""
     y = np.arange(20) % 2
-    with pytest.warns(TfpflWarning, match="whole numbers beyond 2.31 - 1, which are stored as float32 and are rounded"):
-        Federation.from_clients([(2**31 + np.arange(20), y)], out=tmp_path / "f")
+    rounded = [2**31 + np.arange(20), 2**24 + np.arange(20), 1.7e9 + 3600 * np.arange(20.0), -(2.0**24) - np.arange(20)]
+    for place, x in enumerate(rounded):
+        with pytest.warns(TfpflWarning, match="whole numbers beyond 2.24, which are rounded, .* leave them out"):
+            made = Federation.from_clients([(x, y)], out=tmp_path / f"f{place}")
+        read = np.concatenate([made.arrays(0, part)[0] for part in ("train", "test", "validation")])
+        assert not np.isin(x, read.astype(np.float64)).all()  # what is said is true
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Federation.from_clients([(2**31 + 2**10 * np.arange(20), y)], out=tmp_path / "g")
+        for place, x in enumerate([2**31 + 2**10 * np.arange(20), 2**24 - np.arange(20.0), 1e9 / 7 * np.arange(20.0)]):
+            Federation.from_clients([(x, y)], out=tmp_path / f"g{place}")
+
+
+def test_numbers_near_each_other_and_far_from_0_are_said(tmp_path):
+    """A minute in times since 1970 becomes one number. What is constant but for rounding in float64 is not meant."""
+    y, steps = np.arange(20) % 2, np.linspace(0, 60, 20)
+    times = np.stack([steps, 1.7e9 + steps], 1)
+    for place, x in enumerate([times, 1 + 1e-6 * times[:, :1] / 60, {"at": times, "is": np.ones((20, 2))}]):
+        with pytest.warns(TfpflWarning, match="near each other and far from 0, .* Subtract one number from all"):
+            Federation.from_clients([(x, y)], out=tmp_path / f"f{place}")
+    noise = np.cumsum(np.full(20, 0.1)) - 0.1 * np.arange(20)
+    assert np.ptp(noise) > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for place, x in enumerate([times - [0, 1.7e9], noise + 1, 1.7e9 + 1e9 * steps / 7, times.astype(np.float32)]):
+            Federation.from_clients([(x, y)], out=tmp_path / f"g{place}")

@@ -316,13 +316,62 @@ def test_the_numbers_of_the_rows_are_no_feature_unless_it_is_said(tmp_path, name
     table = {name: list(range(24))} | rows()
     for given in (table, write(tmp_path / "t.csv", table)):
         with pytest.raises(
-            InvalidArgument, match="it looks like the numbers of the rows, .* with index=False, or name"
+            InvalidArgument, match="it looks like the numbers of the rows, .* with index=False, .* or name"
         ):
             Federation.from_table(given, **WHO, out=tmp_path / "f")
         with pytest.raises(InvalidArgument, match="client, label and split must be different columns"):
             Federation.from_table(given, client=name, label=name, out=tmp_path / "f")
     made = Federation.from_table(table, **WHO, features=[name, "age"], out=tmp_path / "f")
     assert made.manifest["source"]["options"]["features"] == [name, "age"]
+
+
+def test_row_numbers_after_reset_index_are_no_feature_unless_it_is_said(tmp_path):
+    """Also with gaps and out of order. Another column may have this name: one with a number twice, or with a point."""
+    numbers = {"all": range(24), "some": range(0, 72, 3), "mixed": np.random.default_rng(0).permutation(24)}
+    for kind, column in numbers.items():
+        table = {"index": list(column)} | rows()
+        for given in (table, write(tmp_path / f"{kind}.csv", table)):
+            with pytest.raises(InvalidArgument, match=r"'index': it looks like the numbers .* reset_index.drop=True"):
+                Federation.from_table(given, **WHO, out=tmp_path / "f")
+    made = Federation.from_table(table, **WHO, features=["index", "age"], out=tmp_path / "meant")
+    assert made.manifest["source"]["options"]["features"] == ["index", "age"]
+    for kind, column in {"twice": [*range(23), 22], "point": np.linspace(20, 30, 24)}.items():
+        table = {"index": column} | rows()
+        assert Federation.from_table(table, **WHO, out=tmp_path / kind).example_shape == (3,)
+
+
+def test_a_column_that_counts_the_rows_is_said_unless_it_was_chosen(tmp_path):
+    for begin in (0, 1):
+        table = {"patient": [begin + i for i in range(24)]} | rows()
+        with pytest.warns(TfpflWarning, match="columns that only count the rows: 'patient'. In a sorted table such a"):
+            Federation.from_table(table, **WHO, out=tmp_path / f"f{begin}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.from_table(table, **WHO, features=["patient", "age"], out=tmp_path / "meant")
+        Federation.from_table({"day": [i % 12 for i in range(24)]} | rows(), **WHO, out=tmp_path / "days")
+
+
+def test_a_summary_names_what_was_taken_as_features(tmp_path):
+    """So that a second label, which is easily forgotten, is seen among them."""
+    made = Federation.from_table(rows() | {"cured\n": [0, 1] * 12}, **WHO, out=tmp_path / "f")
+    assert made.describe()["features"] == r"age, mass, cured\n"
+    wide = {f"x{i}": np.arange(24) % (i + 2) for i in range(22)} | {name: rows()[name] for name in ("user", "state")}
+    assert Federation.from_table(wide, **WHO, out=tmp_path / "g").describe()["features"].endswith("x19 and 2 more")
+
+
+def test_a_column_of_floats_that_float32_rounds_is_said_by_name(tmp_path):
+    """Once, and once only: times since 1970 to the second or below it, and identifiers beside a gap."""
+    for kind, column, said in (
+        ("seconds", 1.7e9 + 60.0 * np.arange(24), "'at' has whole numbers up to 1,700,001,380; as float32"),
+        ("parts", 1.7e9 + 0.25 * np.arange(24), "'at' has numbers that lie near each other and far from 0, 17000"),
+    ):
+        table = rows() | {"at": column}
+        for place, given in enumerate((table, write(tmp_path / f"{kind}.csv", table))):
+            with pytest.warns(TfpflWarning) as told:
+                Federation.from_table(given, **WHO, out=tmp_path / f"{kind} {place}")
+            texts = [str(warning.message) for warning in told]
+            assert len([text for text in texts if said in text]) == 1
+            assert len(texts) == 2 and any("columns of large numbers" in text for text in texts)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,10 @@ from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument
 
+EXACT = 2**24  # float32 has every whole number up to this one
+COARSE = 1e-3  # of the range of a column: if float32 moves a number further, it is too coarse for the column
+NOISE = 1e-10  # of its largest number: a smaller range is what rounding in float64 leaves of a constant
+
 
 def as_array(values: ArrayLike, what: str) -> np.ndarray:
     """The values as an array; `what` names them in errors.
@@ -36,6 +40,31 @@ def _check_mask(values: Any, what: str) -> None:
                 f"{what}: {number} values of a masked array are masked. Fill them in, for example with "
                 "np.ma.filled(array, 0), or leave these examples out"
             )
+
+
+def rounded_whole(x: np.ndarray) -> np.ndarray:
+    """Which columns of finite numbers [N, D] are whole numbers that float32 cannot all tell apart: bool [D]."""
+    found = np.maximum(np.abs(x.min(0).astype(np.float64)), np.abs(x.max(0).astype(np.float64))) > EXACT
+    for place in np.flatnonzero(found):  # one by one, to save memory
+        column = x[:, place].astype(np.float64)
+        found[place] = (column == np.rint(column)).all() and (_as_float32(column) != column).any()
+    return found
+
+
+def coarse(x: np.ndarray) -> np.ndarray:
+    """Which columns of finite numbers [N, D] lie so near each other and so far from 0 that float32 is too coarse."""
+    low, high = x.min(0).astype(np.float64), x.max(0).astype(np.float64)
+    spread, largest = high - low, np.maximum(np.abs(low), np.abs(high))
+    found = (largest * np.finfo(np.float32).eps > COARSE * spread) & (spread > NOISE * largest)
+    for place in np.flatnonzero(found):
+        column = x[:, place].astype(np.float64)
+        found[place] = np.abs(_as_float32(column) - column).max() > COARSE * spread[place]
+    return found
+
+
+def _as_float32(column: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # such numbers are refused elsewhere
+        return column.astype(np.float32)
 
 
 def is_missing(value: Any) -> bool:

@@ -11,6 +11,8 @@ from tfpfl.data.manifest import SPLITS
 if TYPE_CHECKING:
     from tfpfl.data.federation import Federation
 
+LISTED = 20  # at most so many features are named
+
 
 def describe(federation: "Federation") -> dict[str, Any]:
     """A summary of a federation: {name: printable value}, in the order in which tables show it."""
@@ -29,11 +31,18 @@ def describe(federation: "Federation") -> dict[str, Any]:
         rows |= {"classes": federation.num_labels, "classes per client": _range(federation.num_classes)}
     else:
         rows["targets"] = targets.describe(federation.targets)
+    if isinstance(features := source["options"].get("features"), list):  # of a table
+        rows["features"] = _listed(features)
     rows["example"] = one_line(federation.layout.described())
     for split in SPLITS:
         counts = federation.num_examples(split)
         rows[f"{split} examples"] = f"{counts.sum()} ({_range(counts)} per client)"
     return rows | {"hash": federation.hash}
+
+
+def _listed(names: list) -> str:
+    shown = ", ".join(one_line(name, 30) for name in names[:LISTED])
+    return shown if len(names) <= LISTED else f"{shown} and {len(names) - LISTED} more"
 
 
 def _range(values: np.ndarray) -> str:

@@ -212,7 +212,8 @@ class Federation:
             out: the folder to make; it must not exist yet.
             targets: as in `from_clients`. The outputs are named by their columns.
             features: the columns of the features, all numeric. Default: all columns but client, label and split; then
-                none may look like the numbers of the rows, such as one without a name.
+                none may look like the numbers of the rows, such as one without a name, or 'index' with each number
+                once.
             split: the column that says of each row train, validation or test. Default: no column; test and validation
                 examples are cut from all rows of a client, as in `from_clients`. With the column nothing is cut for
                 test, and for validation only if no row is marked so.
@@ -227,7 +228,7 @@ class Federation:
             FederationError: `out` exists already.
 
         Examples:
-            >>> rows = {"who": ["ann", "bob"] * 10, "age": range(20), "ill": ["no"] * 9 + ["yes"] * 11}
+            >>> rows = {"who": ["ann", "bob"] * 10, "age": range(30, 50), "ill": ["no"] * 9 + ["yes"] * 11}
             >>> federation = Federation.from_table(rows, client="who", label="ill", out="patients")
             >>> federation.client_names, federation.class_names, federation.num_examples("train").tolist()
             (['ann', 'bob'], ['no', 'yes'], [8, 8])

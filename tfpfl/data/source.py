@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, unknown, warn_user
-from tfpfl.data.arrays import as_array, as_text, plain
+from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
@@ -139,20 +139,35 @@ def as_examples(x: ArrayLike, what: str) -> np.ndarray:
         raise InvalidArgument(f"{what} examples have no features: the array has shape {x.shape}")
     if x.dtype == np.uint8:
         return x
-    if x.dtype.kind in "iu" and (not len(x) or _fits_int32(x)):
-        return x.astype(np.int32)
     given = x
-    with np.errstate(over="ignore", invalid="ignore"):  # the next lines say it
-        x = x.astype(np.float32)
-        if given.dtype.kind in "iu" and (x.astype(given.dtype) != given).any():
-            warn_user(
-                "examples have whole numbers beyond 2^31 - 1, which are stored as float32 and are rounded there: "
-                "different ones may become one. If they are identifiers, leave them out; otherwise take a larger unit"
-            )
+    if x.dtype.kind in "iu" and (not len(x) or _fits_int32(x)):
+        x = x.astype(np.int32)
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):  # the next lines say it
+            x = x.astype(np.float32)
     bad = ~np.isfinite(x).reshape(len(x), -1).all(1) if len(x) else np.zeros(0, bool)
     if bad.any():
         raise InvalidArgument(f"{what} examples must be finite: {bad.sum()} are not, first number {int(bad.argmax())}")
+    if len(x) and given.dtype.itemsize > 2 and given.dtype != np.float32:
+        _say_rounded(given.reshape(len(x), -1))
     return x
+
+
+def _say_rounded(x: np.ndarray) -> None:
+    """Warns of examples [N, D] that are not what a model gets: float32 makes one number of different ones."""
+    whole = rounded_whole(x)
+    if whole.any():
+        warn_user(
+            "examples have whole numbers beyond 2^24, which are rounded, because a model computes with float32: "
+            "different ones may become one. If they are identifiers, leave them out; otherwise subtract one number "
+            "from all of them, or take a larger unit"
+        )
+    if (coarse(x) & ~whole).any():
+        warn_user(
+            "examples have numbers that lie near each other and far from 0, such as times since 1970. A model computes "
+            "with float32, which is too coarse for them: different ones may become one. Subtract one number from all "
+            "of them, such as the mean of the training examples"
+        )
 
 
 def _fits_int32(x: np.ndarray) -> bool:

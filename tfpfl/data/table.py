@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, unknown, warn_user
-from tfpfl.data.arrays import as_text, is_missing
+from tfpfl.data.arrays import EXACT, as_text, coarse, is_missing, rounded_whole
 from tfpfl.data.columns import (
     check_single,
     csv_columns,
@@ -26,11 +26,11 @@ from tfpfl.data.columns import (
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.targets import as_targets, check_sort
 
-EXACT = 2**24  # float32 has every whole number up to this one
 LISTED = 20  # at most so many columns are named in a message
 LARGE = 100.0  # a column's root mean square: there, least squares diverge with rates above 2 / LARGE² = 0.0002
 # What pandas and pyarrow call the column of the row numbers that pandas writes by default; in CSV it has no name.
 ROW_NUMBERS = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__")
+OF_RESET = re.compile(r"index|level_[0-9]+")  # what they are called after reset_index(), and other columns may be
 WHOLE = re.compile(r"[+-]?[0-9]{1,1000}")  # how whole numbers are written
 # Kinds of columns that NumPy makes numbers of, which would then mean something else, and what to do about them.
 NO_FEATURES = {
@@ -81,11 +81,12 @@ def table_clients(
     if len(set(special)) < len(special):
         raise InvalidArgument(f"client, label and split must be different columns, found {', '.join(special)}")
     chosen = [name for name in columns if name not in special] if features is None else list(features)
-    numbering = next((name for name in chosen if ROW_NUMBERS.fullmatch(name)), None) if features is None else None
+    numbering = next((name for name in chosen if features is None and _are_row_numbers(name, columns[name])), None)
     if numbering is not None:  # in a sorted table it tells the label
         raise InvalidArgument(
-            f"column {numbering!r}: it looks like the numbers of the rows, which are no feature. Write the table with "
-            "index=False, or name the features with features=[...] (--features at the command line)"
+            f"column {numbering!r}: it looks like the numbers of the rows, which are no feature. Write the table "
+            "with index=False, after reset_index(drop=True) if rows were removed; or name the features with "
+            "features=[...] (--features at the command line)"
         )
     for name in chosen:
         if name not in columns:
@@ -97,12 +98,16 @@ def table_clients(
     if not len(columns[client]):
         raise InvalidArgument("the table has no rows")
     out = "leave it out with features=[...] (--features at the command line)" if features is None else "leave it out"
-    mend = f"{out}, or turn it into numbers first, for example with pandas.get_dummies"
+    mend = f"{out}, or turn it into numbers first, for example with pandas.get_dummies(table, dtype=int)"
     x = np.column_stack([_numbers(name, columns[name], mend) for name in chosen])
-    if x.dtype.kind == "b":
-        x = x.astype(np.float32)
     _say_constant(x, chosen)
+    if features is None:
+        _say_counting(x, chosen)
     _say_large(x, chosen)
+    with np.errstate(over="ignore"):  # such numbers are refused later
+        stored = x.astype(np.float32)
+    if x.dtype.kind in "bf" or (stored != x).any():
+        x = stored  # what is rounded was said with the name of its column
     names = _client_names(client, present(client, columns[client]))
     if targets is None:
         y = _labels(labels[0], columns[labels[0]], is_csv)
@@ -125,6 +130,17 @@ def table_clients(
         name: {part: (x[rows[name][own]], y[rows[name][own]]) for part in given for own in [parts[rows[name]] == part]}
         for name in ordered
     }, chosen
+
+
+def _are_row_numbers(name: str, values: np.ndarray) -> bool:
+    """Whether a column has the name of row numbers; after `reset_index()`, also whole numbers from 0 on, each once.
+
+    They need not be all, or in order: rows may have been removed or mixed before.
+    """
+    if ROW_NUMBERS.fullmatch(name):
+        return True
+    are_whole = OF_RESET.fullmatch(name) and values.dtype.kind in "iu" and len(values)
+    return bool(are_whole and values.min() >= 0 and len(np.unique(values)) == len(values))
 
 
 def label_columns(label: str | Sequence[str]) -> list[str]:
@@ -265,13 +281,25 @@ def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
         raise InvalidArgument(f"column {name!r} has {values[row]} in row {row + 1}: {what} must be finite")
-    largest = max(abs(float(values.min())), abs(float(values.max())))
-    if what == "features" and values.dtype.kind in "iu" and largest > EXACT:
+    if what == "features" and values.dtype.kind in "iuf":
+        _say_rounded(name, values)
+    return values
+
+
+def _say_rounded(name: str, values: np.ndarray) -> None:
+    """Warns of a feature of which float32 makes one number of different ones."""
+    if rounded_whole(values[:, None])[0]:
+        largest = max(abs(float(values.min())), abs(float(values.max())))
         warn_user(
             f"column {name!r} has whole numbers up to {largest:,.0f}; as float32, whole numbers beyond {EXACT:,} are "
-            "rounded. If it is an identifier, leave it out of the features"
+            "rounded. If it is an identifier, leave it out of the features; if it is a time, subtract its beginning"
         )
-    return values
+    elif coarse(values[:, None])[0]:
+        warn_user(
+            f"column {name!r} has numbers that lie near each other and far from 0, {values.min():.12g} to "
+            f"{values.max():.12g}. They are stored as float32, which is too coarse for them: different ones may become "
+            "one. Subtract one number from all of them, such as the mean of the training rows"
+        )
 
 
 def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
@@ -332,6 +360,22 @@ def _say_constant(x: np.ndarray, names: Sequence[str]) -> None:
     if same.any() and len(x) > 1:
         listed = ", ".join(repr(name) for name, constant in zip(names, same, strict=True) if constant)
         warn_user(f"the same value in every row: column {listed}. It tells nothing about the label: leave it out")
+
+
+def _say_counting(x: np.ndarray, names: Sequence[str]) -> None:
+    """A counter of the rows, whatever its name is; one that was chosen by name is meant."""
+    rows = np.arange(len(x))
+    found = [
+        name
+        for name, column in zip(names, x.T, strict=True)
+        if len(x) > 2 and column[0] in (0, 1) and (column == rows + column[0]).all()
+    ]
+    if found:
+        warn_user(
+            f"columns that only count the rows: {_first([cut(name) for name in found])}. In a sorted table such a "
+            "number tells the label. Leave them out with features=[...] (--features at the command line), which also "
+            "says that they are meant"
+        )
 
 
 def _say_large(x: np.ndarray, names: Sequence[str]) -> None:

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_choice, one_line, warn_user
-from tfpfl.data.arrays import as_array
+from tfpfl.data.arrays import as_array, coarse
 from tfpfl.data.manifest import SORTS, FederationError
 from tfpfl.data.source import LARGEST, check_ordered
 
 FILE = "targets.raw"
-COARSE = 1e-3  # of the range of the targets: if float32 moves one further, a warning says so
 
 # What the targets of each sort must be, and what to do about others.
 _RULES = {
@@ -108,8 +107,13 @@ def as_targets(y: ArrayLike, sort: str, what: str, row: str = "number {}", first
             "larger unit"
         )
     stored = y.astype(np.float32)
-    if len(y):
-        _say_rounded(y.astype(np.float64), stored)
+    if len(y) and (bad := coarse(y)).any():
+        largest = np.abs(stored[:, bad]).max()
+        warn_user(
+            f"targets near {largest:.1g} are stored as float32, in which numbers of this size are rounded to "
+            f"multiples of {np.spacing(largest):g}: too coarse for targets that lie so near each other. Subtract one "
+            "number from all of them, such as the mean of the training targets"
+        )
     return stored
 
 
@@ -127,19 +131,6 @@ def check_values(y: np.ndarray, sort: str, what: str, row: str = "number {}", fi
         raise InvalidArgument(
             f"{what} targets must be {wanted}: {bad.sum()} {'is' if bad.sum() == 1 else 'are'} not, the first is "
             f"{row.format(place + first)} with {found:g}. What to do: {mend}"
-        )
-
-
-def _say_rounded(y: np.ndarray, stored: np.ndarray) -> None:
-    """Warns of targets that lie near each other and far from 0: float32 has large steps there."""
-    moved, spread = np.abs(stored - y).max(0), np.ptp(y, axis=0)
-    coarse = (moved > COARSE * spread) & (spread > 0)
-    if coarse.any():
-        largest = np.abs(stored[:, coarse]).max()
-        warn_user(
-            f"targets near {largest:.1g} are stored as float32, in which numbers of this size are rounded to "
-            f"multiples of {np.spacing(largest):g}: too coarse for targets that lie so near each other. Subtract one "
-            "number from all of them, such as the mean of the training targets"
         )
 
 

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import Federation
+from tfpfl.data.arrays import EXACT
 from tfpfl.data.layout import is_several, shape_text
-from tfpfl.data.table import EXACT, table_examples
+from tfpfl.data.table import table_examples
 from tfpfl.models import SplitModel
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
