@@ -62,6 +62,22 @@ def test_a_run_that_patience_ended_is_not_told_to_take_more_rounds(federation):
     assert 0 < len(before["history"]) < 9 and runs.saved("run") == before
 
 
+def test_create_only_refuses_what_the_folder_does_not_keep(federation):
+    """It was ignored, and a later `tfpfl resume` knew nothing of it."""
+    logs = {"--log": ["mlflow"]}
+    for options in (
+        logs,
+        logs | {"--log-tables": []},
+        {"--engine": ["ray"], "--address": ["auto"], "--deadline": [9]},
+        {"--engine": ["tff"], "--workers": ["a:1"]},
+        {"--engine": ["tff"], "--no-isolation": []},
+    ):
+        given = [text for name, values in options.items() for text in (name, *values)]
+        said = error("run", "--federation", federation.path, *given, "--create-only", "--out", "run", code=2)
+        assert all(name in said for name in options.keys() - {"--engine"}) and "tfpfl resume" in said
+        assert not os.path.exists("run")
+
+
 def test_a_refused_resume_changes_nothing(federation, tmp_path):
     tfpfl("run", "--federation", federation.path, *SMALL, "--create-only", "--out", "run")
     before = (tmp_path / "run/config.json").read_text()

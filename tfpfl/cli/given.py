@@ -58,7 +58,7 @@ def options_given(names: Collection[str]) -> list[str]:
     """The flags of these options on the command line; with `DATA_NAMES`, also of the partition's arguments."""
     context = click.get_current_context()
     return [
-        p.opts[0]
+        p.secondary_opts[0] if p.secondary_opts and context.params.get(p.name or "") is False else p.opts[0]
         for p in context.command.get_params(context)
         if (p.name in names or ({*DATA_NAMES} & {*names} and (p.name or "").startswith("part_")))
         and context.get_parameter_source(p.name or "") is ParameterSource.COMMANDLINE

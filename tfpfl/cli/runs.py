@@ -10,7 +10,7 @@ import click
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli.ending import resumable
-from tfpfl.cli.given import data_arguments, hyperparameters_of
+from tfpfl.cli.given import data_arguments, hyperparameters_of, options_given
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import OneOf, SectionedCommand
 from tfpfl.cli.options import (
@@ -50,6 +50,11 @@ def run(out, create_only, allow_code, allow_download, workers, address, deadline
     from tfpfl.runs.federations import open_federation
     from tfpfl.runs.run import Run
 
+    if create_only and (unused := options_given({"logs", "log_tables", "workers", "address", "deadline", "isolate"})):
+        raise click.UsageError(
+            f"{', '.join(unused)}: a run folder does not keep what is for the training alone, and --create-only trains "
+            "nothing. Leave it out here, and give it to tfpfl resume"
+        )
     machines, trackers = machines_of(kw["engine"], workers, address, deadline, isolate), trackers_of(logs, log_tables)
     data = data_arguments(kw)
     names = {f.name for f in fields(RunConfig)} & kw.keys() - {*DATA_NAMES, "federation"}
