@@ -16,7 +16,7 @@ from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import engine
 from tfpfl.runs import training
-from tfpfl.runs.store import RunStore, StoreError
+from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.training import DivergedError
 
 
@@ -243,3 +243,27 @@ def test_a_store_of_another_algorithm_is_refused(federation):
     with pytest.raises(StoreError, match="server state has .* arrays"):
         Training(make("local", federation), federation, store=store).run(2)
     assert store.round_num == 1
+
+
+def test_a_store_is_continued_with_its_own_seed_only(federation, tmp_path):
+    """Another seed would draw other clients: the result would be of neither seed. Before round 1 the seed is free."""
+    algorithm, path = make("fedavg", federation, labels="global", steps=1), tmp_path / "state.sqlite"
+    how = {"splits": (), "grouping": "one_by_one"}
+    with RunStore(path) as store:
+        Training(algorithm, federation, seed=5, store=store)  # which trains nothing
+        loop = Training(algorithm, federation, seed=0, store=store, **how)
+        loop.run(1)
+    with RunStore(path) as store:
+        with pytest.raises(OtherRun, match="state.sqlite holds 1 rounds of seed 0, and the training has seed 1: .*"):
+            Training(algorithm, federation, seed=1, store=store)
+        loop = Training(algorithm, federation, seed=0, store=store, **how)
+        loop.run(2)
+        straight = Training(algorithm, federation, seed=0, **how)
+        straight.run(2)
+        tf.nest.map_structure(np.testing.assert_array_equal, state(loop), state(straight))
+    with pytest.raises(OtherRun, match="the store in memory holds 2 rounds of seed 0"):
+        Training(algorithm, federation, seed=1, store=straight.store)
+    with RunStore(tmp_path / "named.sqlite", "mine") as store:  # whoever names a run says what belongs to it
+        Training(algorithm, federation, seed=0, store=store, **how).run(1)
+        Training(algorithm, federation, seed=1, store=store, **how)
+    RunStore(tmp_path / "named.sqlite", "mine").close()

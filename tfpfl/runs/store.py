@@ -27,6 +27,8 @@ from tfpfl.runs.store_convert import convert
 from tfpfl.runs.store_file import FORMAT_VERSION, StoreFile
 from tfpfl.runs.store_file import StoreError as StoreError
 
+SEED = "seed "  # how the id of a run begins whose store was made without one: `Training` writes its seed there
+
 
 class OtherRun(StoreError):
     """The file holds the rounds of another run."""
@@ -40,7 +42,7 @@ class RunStore:
     Args:
         path: the file; it is made if it does not exist. None (default): keep everything in memory.
         run_id: identifies the run, for example the hash of its configuration; a file of another run is refused.
-            None (default): accept the file of any run.
+            None (default): accept the file of any run; `Training` then keeps its seed in it.
         read_only: only read the file, which must exist; possible while another process writes it.
         lock: the lock of the file, if the caller has it already; `close` releases it. Default: it is taken here.
         named: the score that is saved; one that is a fraction must lie in [0, 1]. Default: the accuracy.
@@ -126,6 +128,30 @@ class RunStore:
             for t, ids, crc in rows:
                 content.check(ids, crc, self._of("clients", t), f"{self._name}: the list of clients of round {t}", str)
             content.check_clients(self._name, stored, ((t, ids) for t, ids, _ in rows))
+
+    def check_seed(self, seed: int) -> None:
+        """Checks that the saved rounds are not of another seed, if `keep_seed` kept one.
+
+        Raises:
+            OtherRun: they are.
+        """
+        if self.run_id.startswith(SEED) and self.run_id != f"{SEED}{seed}" and self.round_num:
+            raise OtherRun(
+                f"{self._name} holds {self.round_num} rounds of {self.run_id}, and the training has seed {seed}: they "
+                "would be continued with the clients and draws of another run. Take the seed of before, or a new store"
+            )
+
+    def keep_seed(self, seed: int) -> None:
+        """Keeps the seed of the rounds to come, in a store without rounds that was made without a `run_id`.
+
+        Raises:
+            StoreError: the file could not be written.
+        """
+        if self.round_num or not (self.run_id == "" or self.run_id.startswith(SEED)):
+            return
+        with self._errors(), self._file.transaction():
+            self._db.execute("UPDATE run SET run_id = ?", (f"{SEED}{seed}",))
+        self.run_id = f"{SEED}{seed}"
 
     @property
     def _bound(self) -> bool:

@@ -47,7 +47,8 @@ class Training:
         algorithm: the algorithm to train.
         federation: the clients' examples.
         seed: the clients of a round, shuffles and all other draws are functions of (seed, round, client).
-        store: where rounds are saved; if it holds rounds, they are continued. Default: in memory.
+        store: where rounds are saved; if it holds rounds, they are continued, and must be of this seed. Default: in
+            memory.
         engine: 'local', 'tff' or 'ray'.
         grouping, threads: how the local engine computes the clients of a round; see `Simulation`.
         machines: the TFF workers or the Ray cluster that do the clients' work.
@@ -70,6 +71,7 @@ class Training:
         InvalidArgument: the algorithm was built for other data; the engine is unknown, or the machines are not for it;
             `evaluate_every` is negative; 'ray' has no recipe; or `model_name` is 'global' although the algorithm has a
             global model beside the personal ones.
+        OtherRun: the store holds rounds of another seed. (One that was made with a `run_id` is named by that alone.)
         Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
     """
 
@@ -111,6 +113,7 @@ class Training:
         labels = self.algorithm.population.labels
         self._measure = measurer(self.metrics, self.federation, labels) if self.metrics else None
         self.store = RunStore() if self.store is None else self.store
+        self.store.check_seed(self.seed)
         self.store.named = self.score
         self.stop_reason = None
         self._init_server = traced_by_design(tf.function(self.algorithm.init_server, autograph=False))
@@ -150,6 +153,7 @@ class Training:
             )
         server = self._saved_state()
         self.store.check_size(server)
+        self.store.keep_seed(self.seed)
         self.stop_reason = None  # of an earlier call; a callback that still wants to stop says so when it starts
         with ExitStack() as started:
             for callback in self.callbacks:
