@@ -113,8 +113,10 @@ def test_reader_gives_empty_tensors_for_an_empty_split_and_refuses_other_ids(tmp
     for bad in (-1, 2):
         with pytest.raises(tf.errors.InvalidArgumentError):
             fed.reader()(bad)
-        with pytest.raises(IndexError, match=f"client {bad} does not exist: ids are 0..1"):
+        with pytest.raises(InvalidArgument, match=f"client {bad} does not exist: ids are 0..1"):
             fed.arrays(bad)
+        with pytest.raises(InvalidArgument, match=f"client {bad} is not among the 2 clients of the population"):
+            fed.population().info(bad)
 
 
 def test_reading_never_writes_to_the_files(tmp_path):
@@ -546,7 +548,7 @@ def test_whole_numbers_that_float32_rounds_are_said(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for place, x in enumerate([2**31 + 2**10 * np.arange(20), 2**24 - np.arange(20.0), 1e9 / 7 * np.arange(20.0)]):
-            Federation.from_clients([(x, y)], out=tmp_path / f"g{place}")
+            Federation.from_clients([(x, y)], scale=1, out=tmp_path / f"g{place}")
 
 
 def test_numbers_near_each_other_and_far_from_0_are_said(tmp_path):
@@ -561,4 +563,19 @@ def test_numbers_near_each_other_and_far_from_0_are_said(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for place, x in enumerate([times - [0, 1.7e9], noise + 1, 1.7e9 + 1e9 * steps / 7, times.astype(np.float32)]):
+            Federation.from_clients([(x, y)], scale=1, out=tmp_path / f"g{place}")
+
+
+def test_large_examples_are_said_as_large_columns_of_a_table_are(tmp_path):
+    """Pixels from 0 to 255 as floats, as Keras reads pictures, are not scaled. Tokens, and what is meant, are fine."""
+    rng, y = np.random.default_rng(0), np.arange(20) % 2
+    pixels = rng.integers(0, 256, (20, 4, 4))
+    for place, x in enumerate([pixels.astype(np.float32), pixels, 1e3 + rng.normal(size=(20, 3))]):
+        with pytest.warns(TfpflWarning, match="examples are large numbers, .* 0 to 255 as uint8, .* scale=1"):
+            Federation.from_clients([(x, y)], out=tmp_path / f"f{place}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tokens = 900 + pixels[:, 0]
+        for place, x in enumerate([pixels.astype(np.uint8), pixels / 255, tokens, {"tokens": tokens}]):
             Federation.from_clients([(x, y)], out=tmp_path / f"g{place}")
+        Federation.from_clients([(pixels, y)], scale=1, out=tmp_path / "meant")

@@ -11,6 +11,7 @@ from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
+LARGE = 100.0  # a root mean square: there, least squares diverge with rates above 2 / LARGE² = 0.0002
 LARGEST = 1e15  # of an example's numbers; sums of squares of larger ones soon overflow in float32
 
 
@@ -104,6 +105,7 @@ class Source(NamedTuple):
         if (key is None) != (key_test is None) or (key_test is not None and key_test.shape != (len(x_test),)):
             raise InvalidArgument("key and key_test come together, one entry per example")
         (y, y_test), class_names = class_ids((y, y_test), class_names, compact_labels)
+        scale_is_ours = scale is None
         scale = (1 / 255 if x.dtype == np.uint8 else 1.0) if scale is None else float(scale)
         if not (np.isfinite(scale) and np.isfinite(shift)):
             raise InvalidArgument(f"scale and shift must be finite, found {scale} and {shift}")
@@ -114,6 +116,8 @@ class Source(NamedTuple):
                     f"examples are at most {LARGEST:g}, because float32 overflows; x * scale + shift goes up to "
                     f"{largest:.3g} with scale={scale:g} and shift={shift:g}. Take a smaller scale"
                 )
+        if scale_is_ours and x.dtype != np.uint8:
+            _say_large(x)
         return cls(name, version, x, y, x_test.astype(x.dtype), y_test, class_names, scale, float(shift), key, key_test,
                    None, dict(options or {}))  # fmt: skip
 
@@ -167,6 +171,22 @@ def _say_rounded(x: np.ndarray) -> None:
             "examples have numbers that lie near each other and far from 0, such as times since 1970. A model computes "
             "with float32, which is too coarse for them: different ones may become one. Subtract one number from all "
             "of them, such as the mean of the training examples"
+        )
+
+
+def _say_large(x: np.ndarray) -> None:
+    """A head's loss is curved as the features are squared: for large ones, the usual rates make steps too long.
+
+    Whole numbers [N] and [N, T] may be tokens, whose size means nothing.
+    """
+    if x.dtype == np.int32 and x.ndim < 3:
+        return
+    size = np.linalg.norm(x.astype(np.float32, copy=False)) / np.sqrt(x.size)
+    if size > LARGE:
+        warn_user(
+            f"examples are large numbers, with a root mean square of {size:.3g}. They are not scaled, and the usual "
+            "rates are too large for them. Give pixels from 0 to 255 as uint8, which is divided by 255; standardize "
+            "other numbers first; or say with scale=1 that the backbone scales them itself"
         )
 
 

@@ -24,10 +24,10 @@ from tfpfl.data.columns import (
     table_columns,
 )
 from tfpfl.data.manifest import SPLITS
+from tfpfl.data.source import LARGE
 from tfpfl.data.targets import as_targets, check_sort
 
 LISTED = 20  # at most so many columns are named in a message
-LARGE = 100.0  # a column's root mean square: there, least squares diverge with rates above 2 / LARGE² = 0.0002
 # What pandas and pyarrow call the column of the row numbers that pandas writes by default; in CSV it has no name.
 ROW_NUMBERS = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__")
 OF_RESET = re.compile(r"index|level_[0-9]+")  # what they are called after reset_index(), and other columns may be
