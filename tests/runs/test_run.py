@@ -5,6 +5,8 @@ import io
 import json
 import math
 import os
+import shutil
+import warnings
 
 import keras
 import numpy as np
@@ -14,9 +16,10 @@ from rich.console import Console
 from helpers import people
 from helpers import small_runs as runs
 from helpers.marks import slow_but
+from tfpfl.checks import TfpflWarning
 from tfpfl.data import catalog
 from tfpfl.data.federation import Federation
-from tfpfl.runs.config import RunConfig, RunError
+from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.protocols import results
 from tfpfl.runs.results import write_history
@@ -187,6 +190,25 @@ def test_presets_are_written_out(federation, tmp_path):
 def test_what_makes_another_run(federation, change, same):
     one, other = (runs.config(**c).resolved(federation).run_id for c in ({}, change))
     assert (one == other) == same
+
+
+def test_a_run_that_is_continued_says_what_of_it_is_not_as_asked(finished, federation, tmp_path):
+    """It keeps its own configuration. Nothing is said of what was not asked for, and of rounds."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    asked = {"rounds": 12, "sampling": "binomial", "participation": 0.2, "evaluate_every": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TfpflWarning)
+        with Run.create_or_resume(runs.config(**asked), folder, federation) as run:
+            assert run.store.round_num == 12
+    other = runs.federation(tmp_path / "other", validation=0.1)
+    for change, data, said in (
+        ({"seed": 3}, federation, "seed is 0 and not 3"),
+        ({"hyperparameters": {"tau": 4, "beta": 0.7}}, federation, r"beta is 0\.\d+ and not 0.7"),
+        ({}, other, f"federation is of hash {federation.hash[:8]} and not of hash {other.hash[:8]}"),
+    ):
+        with pytest.warns(TfpflWarning, match=f"keeps its own configuration: .*{said}.* take another folder"):
+            with Run.create_or_resume(runs.config(**asked | change), folder, data) as run:
+                assert run.config.run_id == read_config(finished).run_id
 
 
 def test_numbers_of_numpy_are_numbers(federation):

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tfpfl.checks import one_line, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.places import is_places
-from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunError
+from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunConfig, RunError, read_config
 from tfpfl.runs.locks import InUse, Lock
 
 STATE = "state.sqlite"
@@ -18,6 +19,28 @@ LIVE = "live.sqlite"  # if there is one, the heads are on devices: see `tfpfl.li
 _LOCK = f"{STATE}.lock"  # a creation makes it first: where it is not, all else is the user's own
 _LEFTOVERS = (NETWORK, NETWORK_CODE, f"{NETWORK}.new", METHOD, METRIC.format(name="*"), "config.json.new", _LOCK)
 _WRITTEN = (*_LEFTOVERS, "config.json", f"{STATE}*", "history.csv*", "clients.csv*", "summary.json*", "tensorboard")
+
+
+def kept_config(folder: str | os.PathLike, asked: RunConfig, federation: Federation | None) -> RunConfig:
+    """The configuration of a run that is continued; a warning says what of it is not as asked for.
+
+    Args:
+        folder: the run folder.
+        asked: the configuration that a caller gives.
+        federation: the data that a caller gives, or None.
+    """
+    kept = read_config(folder)
+    found = {name: (getattr(kept, name), getattr(asked, name)) for name in ("algorithm", "seed", "participation")}
+    found |= {name: (kept.hyperparameters.get(name), value) for name, value in asked.hyperparameters.items()}
+    if federation is not None:
+        found["federation"] = (f"of hash {str(kept.federation_hash)[:8]}", f"of hash {federation.hash[:8]}")
+    others = [f"{name} is {own} and not {given}" for name, (own, given) in found.items() if own != given]
+    if others:
+        warn_user(
+            f"the run that is continued keeps its own configuration: {one_line(', '.join(others))}. For a run as asked "
+            "take another folder"
+        )
+    return kept
 
 
 @contextmanager

@@ -46,7 +46,7 @@ from tfpfl.runs.config import RunConfig, RunError, entries, package_versions, re
 from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
 from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
-from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder
+from tfpfl.runs.folders import STATE, check_heads_are_here, kept_config, locked_folder, new_folder
 from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import check_needs, check_patience
 from tfpfl.runs.privacy import Privacy
@@ -223,11 +223,11 @@ class Run:
     ) -> "Run":
         """Opens the run in `folder` if there is one, otherwise creates it.
 
-        An existing run keeps its own configuration; only its number of rounds is raised to `config.rounds`, if that is
-        larger. For arguments and errors see `create` and `open`.
+        An existing run keeps its configuration (a warning says so if method, seed, participation or data are others)
+        except for its number of rounds, which is raised to `config.rounds` if larger. See also `create` and `open`.
         """
         if (Path(folder) / "config.json").exists():
-            return cls.open(folder, rounds=max(config.rounds, read_config(folder).rounds))
+            return cls.open(folder, rounds=max(config.rounds, kept_config(folder, config, federation).rounds))
         return cls.create(config, folder, federation, allow_download=allow_download)
 
     @property
