@@ -11,13 +11,11 @@ from tfpfl.checks import InvalidArgument, TfpflError, Unavailable
 
 ROOT = Path(tfpfl.__file__).parents[1]
 FILES = sorted(p for package in (tfpfl, tflite_export) for p in Path(package.__file__).parent.rglob("*.py"))
-BUILTIN = {"ValueError", "RuntimeError", "TypeError", "KeyError", "Exception"}
+BUILTIN = {"ValueError", "RuntimeError", "TypeError", "KeyError", "IndexError", "Exception"}
 
 # (file, what is raised) that the command line never meets: what calls them has checked, or it is a notebook.
 OTHERS = {
-    ("tfpfl/data/randomness.py", "ValueError"),
     ("tfpfl/engines/tff/notebook_kernel.py", "RuntimeError"),
-    ("tfpfl/data/population.py", "KeyError"),
     ("tfpfl/runs/store_content.py", "TypeError"),
 }
 

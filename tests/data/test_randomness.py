@@ -71,11 +71,11 @@ def test_saved_runs_and_federations_rely_on_these_numbers():
 
 @pytest.mark.parametrize(("seed", "index"), [(-1, 0), (0, -1)])
 def test_negative_numbers_are_refused(seed, index):
-    with pytest.raises(ValueError, match="-1"):
+    with pytest.raises(InvalidArgument, match="-1"):
         entropy(seed, Stream.COHORT, index)
 
 
-@pytest.mark.parametrize(("seed", "index"), [(0.5, 0), ("1", 0), (0, 1.5)])
+@pytest.mark.parametrize(("seed", "index"), [(0.5, 0), ("1", 0), (0, 1.5), (None, 0), ("x", 0), (0, float("inf"))])
 def test_what_is_no_whole_number_is_refused(seed, index):
     """Seeds 0.1 and 0.5 were both 0."""
     with pytest.raises(InvalidArgument, match="must be whole numbers, found seed"):

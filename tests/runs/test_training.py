@@ -12,6 +12,7 @@ from helpers import small_runs as runs
 from helpers import toys
 from helpers.marks import slow_but
 from tfpfl import Sampling, SplitModel, Training, build_algorithm
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import engine
@@ -227,6 +228,14 @@ def test_bad_arguments(federation):
     algorithm = make("pflego", federation)
     with pytest.raises(ValueError, match="unknown engine 'locla'; did you mean 'local'"):
         Training(algorithm, federation, engine="locla")
+    for bad, message in (
+        ({"seed": -1}, "the seed must be an integer >= 0, found -1"),
+        ({"seed": None}, "the seed must be an integer >= 0, found None"),
+        ({"store": "run.sqlite"}, "the store must be a tfpfl.runs.RunStore, found 'run.sqlite': RunStore.FILE. saves"),
+        ({"algorithm": federation}, "the algorithm must be a tfpfl.Algorithm, found Federation: .*Training.algorithm,"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            Training(**{"algorithm": algorithm, "federation": federation} | bad)
     with pytest.raises(ValueError, match="evaluate_every must not be negative, found -1"):
         Training(algorithm, federation, evaluate_every=-1)
     with pytest.raises(ValueError, match="rounds must be at least 1, found 0"):

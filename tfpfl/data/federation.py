@@ -324,7 +324,7 @@ class Federation:
             labels: 'local' (ids in [0, K_i)) or 'global' (ids in [0, C)); of targets, both are the same.
 
         Raises:
-            IndexError: there is no client of this id.
+            InvalidArgument: there is no client of this id.
             InvalidArgument: an unknown split or label space.
         """
         self._check_id(client_id)
@@ -392,7 +392,7 @@ class Federation:
             client_ids: the clients that take part in training, ascending; default: all. The others are new clients.
 
         Raises:
-            IndexError: there is no client of such an id.
+            InvalidArgument: there is no client of such an id.
             InvalidArgument: an unknown label space, or a population that is not valid, see `Population`.
         """
         ids = np.arange(self.num_clients) if client_ids is None else whole_numbers("client_ids", client_ids)
@@ -436,4 +436,4 @@ class Federation:
                 f"{client_id!r}) gives the number of a name"
             )
         if not 0 <= client_id < self.num_clients:
-            raise IndexError(f"client {client_id} does not exist: ids are 0..{self.num_clients - 1}")
+            raise InvalidArgument(f"client {client_id} does not exist: ids are 0..{self.num_clients - 1}")

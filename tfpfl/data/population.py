@@ -213,11 +213,11 @@ class Population:
             dtype: the dtype of alpha.
 
         Raises:
-            KeyError: the population has no client of this id.
+            InvalidArgument: the population has no client of this id.
         """
         i = int(np.searchsorted(self.client_ids, client_id))
         if i == len(self.client_ids) or self.client_ids[i] != client_id:
-            raise KeyError(f"client {client_id} is not among the {self.num_clients} clients of the population")
+            raise InvalidArgument(f"client {client_id} is not among the {self.num_clients} clients of the population")
         return ClientInfo(
             client_id=np.int32(client_id),
             num_examples=np.int32(self.num_examples[i]),

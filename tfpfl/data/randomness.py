@@ -106,14 +106,19 @@ def entropy(seed: int, stream: int, index: int = 0) -> np.random.SeedSequence:
         index: a round or a client, >= 0; the comment of the stream says which.
 
     Raises:
-        ValueError: the seed or the index is negative.
-        InvalidArgument: they are no whole numbers.
+        InvalidArgument: the seed or the index is negative or no whole number.
     """
-    given, (seed, index) = (seed, index), (int(seed), int(index))
+    given = seed, index
+    try:
+        seed, index = int(seed), int(index)
+    except (TypeError, ValueError, OverflowError):
+        seed = index = -1
     if given != (seed, index):
         raise InvalidArgument(f"seed, round and client must be whole numbers, found seed {given[0]!r} and {given[1]!r}")
     if seed < 0 or index < 0:
-        raise ValueError(f"seed, round and client must not be negative, found seed {seed} and round or client {index}")
+        raise InvalidArgument(
+            f"seed, round and client must not be negative, found seed {seed} and round or client {index}"
+        )
     if stream == Stream.SOURCE:
         return np.random.SeedSequence(seed)
     if stream == Stream.NEW_CLIENTS:

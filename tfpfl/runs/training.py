@@ -20,6 +20,7 @@ from tfpfl.checks import InvalidArgument, TfpflError, traced_by_design
 from tfpfl.data.client_names import number_and_name
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.federation import Federation
+from tfpfl.data.partitioners import check_seed
 from tfpfl.engines.engine import check_engine, check_grouping, make_engine
 from tfpfl.engines.inputs import check_fits
 from tfpfl.engines.machines import Machines
@@ -68,9 +69,9 @@ class Training:
             `tfpfl.runs.Metric`s; see `tfpfl.runs.metrics`.
 
     Raises:
-        InvalidArgument: the algorithm was built for other data; the engine is unknown, or the machines are not for it;
-            `evaluate_every` is negative; 'ray' has no recipe; or `model_name` is 'global' although the algorithm has a
-            global model beside the personal ones.
+        InvalidArgument: an argument has a wrong type; the seed or `evaluate_every` is negative; the algorithm was built
+            for other data; the engine is unknown, or the machines are not for it; 'ray' has no recipe; or `model_name`
+            is 'global' although the algorithm has a global model beside the personal ones.
         OtherRun: the store holds rounds of another seed. (One that was made with a `run_id` is named by that alone.)
         Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
     """
@@ -95,6 +96,17 @@ class Training:
     metrics: Sequence = ()
 
     def __post_init__(self):
+        if not isinstance(self.algorithm, Algorithm):
+            raise InvalidArgument(
+                f"the algorithm must be a tfpfl.Algorithm, found {type(self.algorithm).__name__}: "
+                "tfpfl.build_algorithm(name, model, population) makes one. The call is Training(algorithm, federation)"
+            )
+        check_seed(self.seed)
+        if not isinstance(self.store, RunStore | None):
+            raise InvalidArgument(
+                f"the store must be a tfpfl.runs.RunStore, found {self.store!r}: RunStore(FILE) saves the rounds in a "
+                "file"
+            )
         check_engine(self.engine, self.machines)
         check_grouping(self.grouping, self.engine)
         if self.engine == "ray":
