@@ -7,11 +7,10 @@ import numpy as np
 from tfpfl.checks import one_line
 from tfpfl.data import targets
 from tfpfl.data.manifest import SPLITS
+from tfpfl.data.table import first_of
 
 if TYPE_CHECKING:
     from tfpfl.data.federation import Federation
-
-LISTED = 20  # at most so many features are named
 
 
 def describe(federation: "Federation") -> dict[str, Any]:
@@ -32,17 +31,12 @@ def describe(federation: "Federation") -> dict[str, Any]:
     else:
         rows["targets"] = targets.describe(federation.targets)
     if isinstance(features := source["options"].get("features"), list):  # of a table
-        rows["features"] = _listed(features)
+        rows["features"] = first_of([one_line(name, 30) for name in features])
     rows["example"] = one_line(federation.layout.described())
     for split in SPLITS:
         counts = federation.num_examples(split)
         rows[f"{split} examples"] = f"{counts.sum()} ({_range(counts)} per client)"
     return rows | {"hash": federation.hash}
-
-
-def _listed(names: list) -> str:
-    shown = ", ".join(one_line(name, 30) for name in names[:LISTED])
-    return shown if len(names) <= LISTED else f"{shown} and {len(names) - LISTED} more"
 
 
 def _range(values: np.ndarray) -> str:

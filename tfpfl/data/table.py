@@ -256,10 +256,10 @@ def _check_columns(path: Path, found: Sequence[str], features: Sequence[str], le
 
 
 def _listed(names: Sequence[str]) -> str:
-    return _first([cut(name) for name in names])
+    return first_of([cut(name) for name in names])
 
 
-def _first(texts: Sequence[str]) -> str:
+def first_of(texts: Sequence[str]) -> str:
     """At most `LISTED` of them, and how many more there are."""
     return ", ".join(texts[:LISTED]) + (f" and {len(texts) - LISTED} more" if len(texts) > LISTED else "")
 
@@ -372,7 +372,7 @@ def _say_counting(x: np.ndarray, names: Sequence[str]) -> None:
     ]
     if found:
         warn_user(
-            f"columns that only count the rows: {_first([cut(name) for name in found])}. In a sorted table such a "
+            f"columns that only count the rows: {_listed(found)}. In a sorted table such a "
             "number tells the label. Leave them out with features=[...] (--features at the command line), which also "
             "says that they are meant"
         )
@@ -385,7 +385,7 @@ def _say_large(x: np.ndarray, names: Sequence[str]) -> None:
     found = [f"{cut(name)} ({value:.3g})" for name, value in zip(names, size, strict=True) if value > LARGE]
     if found:
         warn_user(
-            f"columns of large numbers, with their root mean square: {_first(found)}. Nothing is standardized, and the "
-            "usual rates are too large for such columns: subtract the mean and divide by the standard deviation of the "
+            f"columns of large numbers, with their root mean square: {first_of(found)}. Nothing is standardized, and "
+            "the usual rates are too large for such columns: subtract the mean and divide by the standard deviation of the "
             "training rows first, or begin the backbone with a layer that does"
         )
