@@ -386,6 +386,6 @@ def _say_large(x: np.ndarray, names: Sequence[str]) -> None:
     if found:
         warn_user(
             f"columns of large numbers, with their root mean square: {first_of(found)}. Nothing is standardized, and "
-            "the usual rates are too large for such columns: subtract the mean and divide by the standard deviation of the "
-            "training rows first, or begin the backbone with a layer that does"
+            "the usual rates are too large for such columns: subtract the mean and divide by the standard deviation of "
+            "the training rows first, or begin the backbone with a layer that does"
         )
