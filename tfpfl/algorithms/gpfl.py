@@ -91,10 +91,16 @@ def combined(coefficients, rows):
     return tf.reduce_sum(coefficients[:, None] * rows, 0)
 
 
+@tf.custom_gradient
+def centered(h):
+    """h without its mean: [M]. Its gradient subtracts, see `client_update`; TensorFlow's own adds."""
+    return h - tf.reduce_mean(h), lambda upstream: upstream - tf.reduce_mean(upstream)
+
+
 def branch(b: Branch, condition):
     """gamma or beta: [M], of a condition [M]."""
     h = tf.nn.relu(combined(condition, b.kernel) + b.bias)
-    h = h - tf.reduce_mean(h)
+    h = centered(h)
     return h / tf.sqrt(tf.reduce_mean(tf.square(h)) + LAYER_NORM) * b.scale + b.shift
 
 
@@ -103,10 +109,18 @@ def opened(valve: Valve, phi, condition):
     return tf.nn.relu((1 + branch(valve.gamma, condition)) * phi + branch(valve.beta, condition))
 
 
+@tf.custom_gradient
 def unit(vectors):
-    """Vectors of length 1: [N, M]."""
+    """Vectors of length 1: [N, M]. The gradient is one term, so that at most two are added where it arrives."""
     squared = tf.reduce_sum(tf.square(vectors), 1, keepdims=True)
-    return vectors * tf.math.rsqrt(tf.maximum(squared, SMALLEST**2))
+    inverse = tf.math.rsqrt(tf.maximum(squared, SMALLEST**2))
+    result = vectors * inverse
+
+    def gradient(upstream):
+        along = tf.reduce_sum(upstream * result, 1, keepdims=True)
+        return (upstream - tf.where(squared >= SMALLEST**2, along, tf.zeros_like(along)) * result) * inverse
+
+    return result, gradient
 
 
 def distance(a, b):
@@ -238,7 +252,10 @@ def gpfl(
             values, slots, _ = carry
             loss, move = value_and_gradient(lambda v: objective(v, x, y), values)
             shared, by_head = move
-            decayed = tree.add_scaled((shared.table, shared.valve), mu, (values[0].table, values[0].valve))
+            # Subtracted: of three terms that are added, TensorFlow makes one AddN, which adds them in an order that
+            # depends on which buffer is free at that moment, so that the last bit would differ from run to run.
+            decay = tree.scale(-mu, (values[0].table, values[0].valve))
+            decayed = tree.subtract((shared.table, shared.valve), decay)
             slots, values = optimizer.step(slots, values, (Shared(shared.theta, *decayed), by_head))
             return values, slots, loss
 
