@@ -80,7 +80,7 @@ class Conditions(NamedTuple):
 
 
 class Personal(NamedTuple):
-    """What a client keeps."""
+    """The state of a client: its head, and the conditions of its own that it may use at its next visit."""
 
     head: Any  # W_i
     conditions: Conditions  # of the table that it has trained last; zeros before
