@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from numbers import Integral, Number
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +28,8 @@ __all__ = [
     "check_numbers",
     "check_penalty",
     "check_rates",
+    "check_type",
+    "check_whole",
 ]
 
 
@@ -264,6 +267,36 @@ def check_numbers(**numbers: float) -> None:
             value < 0  # noqa: B015 -- what can be compared may be of many types
         except TypeError:
             raise InvalidArgument(f"{name} must be a number, found {value!r}") from None
+
+
+def check_whole(least: int, **numbers: int) -> None:
+    """Checks whole numbers, given as name=value.
+
+    Raises:
+        InvalidArgument: a value is less than `least`, or no int.
+    """
+    for name, value in numbers.items():
+        if not isinstance(value, Integral):
+            raise InvalidArgument(f"{name} must be a whole number >= {least}, found {value!r}: write it as an int")
+        if value < least:
+            raise InvalidArgument(f"{name} must be at least {least}, found {value}")
+
+
+def check_type(name: str, value: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Checks that an argument is of a type.
+
+    Args:
+        name: what it is called.
+        value: what was given.
+        kind: the type, or several.
+        what: what is needed, in words, and how one gets it.
+
+    Raises:
+        InvalidArgument: `value` is of another type.
+    """
+    if not isinstance(value, kind):
+        plain = value is None or isinstance(value, str | bytes | Number)
+        raise InvalidArgument(f"{name} must be {what}; found {repr(value) if plain else type(value).__name__}")
 
 
 def check_fractions(**fractions: float) -> None:

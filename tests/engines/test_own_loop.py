@@ -266,7 +266,7 @@ def test_labels_may_be_any_integers(request, make, dtype):
 
 def test_things_of_other_types_are_refused_by_name(algorithm, federation):
     for wrong in (None, str(federation.path)):
-        with pytest.raises(InvalidArgument, match="federation must be a tfpfl.Federation, found"):
+        with pytest.raises(InvalidArgument, match="federation must be a tfpfl.Federation: .*found"):
             Training(algorithm, wrong)
     with pytest.raises(InvalidArgument, match="sampling must be a tfpfl.Sampling.*found 0.5"):
         federation.population(0.5)

@@ -12,7 +12,6 @@ from helpers import small_runs as runs
 from helpers import toys
 from helpers.marks import slow_but
 from tfpfl import Sampling, SplitModel, Training, build_algorithm
-from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import engine
@@ -224,27 +223,6 @@ def test_a_population_of_other_data_is_refused(federation, tmp_path):
     algorithm = build_algorithm("pflego", SplitModel(toys.backbone("float32")), narrow)
     with pytest.raises(ValueError, match="client 1 has 3 classes in the federation.*but 2"):
         Training(algorithm, federation)
-
-
-def test_bad_arguments(federation):
-    algorithm = make("pflego", federation)
-    with pytest.raises(ValueError, match="unknown engine 'locla'; did you mean 'local'"):
-        Training(algorithm, federation, engine="locla")
-    for bad, message in (
-        ({"seed": -1}, "the seed must be an integer >= 0, found -1"),
-        ({"seed": None}, "the seed must be an integer >= 0, found None"),
-        ({"store": "run.sqlite"}, "the store must be a tfpfl.runs.RunStore, found 'run.sqlite': RunStore.FILE. saves"),
-        ({"algorithm": federation}, "the algorithm must be a tfpfl.Algorithm, found Federation: .*Training.algorithm,"),
-    ):
-        with pytest.raises(InvalidArgument, match=message):
-            Training(**{"algorithm": algorithm, "federation": federation} | bad)
-    with pytest.raises(ValueError, match="evaluate_every must not be negative, found -1"):
-        Training(algorithm, federation, evaluate_every=-1)
-    with pytest.raises(ValueError, match="rounds must be at least 1, found 0"):
-        Training(algorithm, federation).run(0)
-    for rounds in ("2", 2.5):
-        with pytest.raises(ValueError, match=f"rounds must be a whole number, found {rounds!r}"):
-            Training(algorithm, federation).run(rounds)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Tools of the engines: functions that TensorFlow traces once, work on threads, and sums of nested structures."""
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,6 @@ def check_threads(threads: int | None) -> int:
     if threads is None:
         return default_threads()
     check_numbers(threads=threads)
-    if threads < 1 or threads != int(threads):
+    if not 1 <= threads < math.inf or threads != int(threads):
         raise InvalidArgument(f"threads must be at least 1, found {threads}: a whole number, or None for all cores")
     return int(threads)

@@ -3,13 +3,12 @@ are, and labels are of its kind; and that an algorithm was built for a federatio
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfpfl.algorithms.contract import Algorithm
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_type
 from tfpfl.data.federation import Federation
 from tfpfl.data.kinds import kind_for
 from tfpfl.data.layout import is_several, names_of_arrays, parts_of, shape_text
@@ -25,11 +24,7 @@ def check_fits(algorithm: Algorithm, federation: Any) -> None:
             clients, their numbers of training examples N_i, or their numbers of classes K_i; or the backbone takes
             whole numbers, and the examples are others.
     """
-    if federation is None or isinstance(federation, str | Path):
-        raise InvalidArgument(
-            f"the federation must be a tfpfl.Federation, found {federation!r}: open a folder with "
-            "tfpfl.Federation.load(folder)"
-        )
+    check_type("the federation", federation, Federation, "a tfpfl.Federation: tfpfl.Federation.load(folder) opens one")
     population = algorithm.population
     check_inputs(algorithm.model, federation)
     check_targets(algorithm.model, federation)

@@ -228,6 +228,8 @@ def as_metric(
 
 
 def _of_function(function: Callable[[np.ndarray, np.ndarray], float]) -> Metric:
+    if not callable(function):
+        raise InvalidArgument(f"a metric is a name, a function or a Metric; found {function!r}")
     return Metric(getattr(function, "__name__", type(function).__name__), function)
 
 
@@ -239,8 +241,6 @@ def metric_names(metrics: Iterable[Any]) -> tuple[str, ...]:
     """
     names: list[str] = []
     for metric in metrics:
-        if not isinstance(metric, str | Metric) and not callable(metric):
-            raise InvalidArgument(f"a metric is a name, a function or a Metric; found {metric!r}")
         name = metric if isinstance(metric, str) else register_metric(metric).name
         if name in ALWAYS or name in names:
             continue

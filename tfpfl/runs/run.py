@@ -55,6 +55,7 @@ from tfpfl.runs.results import plain, summary_after, totals, warnings_of, write_
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
+from tfpfl.runs.training_arguments import BY_RUN, check_callbacks
 
 
 class Run:
@@ -250,7 +251,9 @@ class Run:
                 tables and the summary are written.
             MachinesError: the TFF workers or the Ray cluster are lost. All earlier rounds are saved.
             StoreError: a round could not be saved. All earlier rounds are saved.
+            InvalidArgument: a callback is none.
         """
+        check_callbacks(callbacks, BY_RUN)
         check_heads_are_here(self.folder, self.federation)
         own_methods.load_metrics(self.config, self.folder)
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
@@ -280,11 +283,7 @@ class Run:
         return self
 
     def training(self, callbacks: Sequence[Callback] = ()) -> Training:
-        """Makes the round loop of this run, with its engine, store and availability.
-
-        Args:
-            callbacks: see `tfpfl.runs.callbacks`.
-        """
+        """Makes the round loop of this run, with its engine, store and availability, and callbacks as for `train`."""
         return Training(
             algorithm=self.algorithm,
             federation=self.examples,

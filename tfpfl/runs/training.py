@@ -16,16 +16,13 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.schedule import at_round
 from tfpfl.algorithms.transforms.screening import REASONS
-from tfpfl.checks import InvalidArgument, TfpflError, traced_by_design
+from tfpfl.checks import InvalidArgument, TfpflError, check_whole, traced_by_design
 from tfpfl.data.client_names import number_and_name
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.federation import Federation
-from tfpfl.data.partitioners import check_seed
-from tfpfl.engines.engine import check_engine, check_grouping, make_engine
-from tfpfl.engines.inputs import check_fits
+from tfpfl.engines.engine import make_engine
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.packed import initial_states, side_by_side
-from tfpfl.engines.ray.engine import check_recipe
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.aggregators import Aggregated
 from tfpfl.engines.visit import GLOBAL, Visit, WithLogits, client_state_spec, of_global, visits
@@ -34,6 +31,7 @@ from tfpfl.runs import protocols
 from tfpfl.runs.availability import Availability
 from tfpfl.runs.metrics import ALWAYS, as_metric, measurer
 from tfpfl.runs.store import RunStore
+from tfpfl.runs.training_arguments import check_training
 
 
 class DivergedError(TfpflError, RuntimeError):
@@ -69,9 +67,10 @@ class Training:
             `tfpfl.runs.Metric`s; see `tfpfl.runs.metrics`.
 
     Raises:
-        InvalidArgument: an argument has a wrong type; the seed or `evaluate_every` is negative; the algorithm was built
-            for other data; the engine is unknown, or the machines are not for it; 'ray' has no recipe; or `model_name`
-            is 'global' although the algorithm has a global model beside the personal ones.
+        InvalidArgument: an argument has a wrong type; the seed, `passes` or `evaluate_every` is negative; the algorithm
+            was built for other data; the engine, a split or a metric is unknown; the machines are not for the engine;
+            'ray' has no recipe; or `model_name` is 'global' although the algorithm has a global model beside the
+            personal ones.
         OtherRun: the store holds rounds of another seed. (One that was made with a `run_id` is named by that alone.)
         Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
     """
@@ -96,29 +95,7 @@ class Training:
     metrics: Sequence = ()
 
     def __post_init__(self):
-        if not isinstance(self.algorithm, Algorithm):
-            raise InvalidArgument(
-                f"the algorithm must be a tfpfl.Algorithm, found {type(self.algorithm).__name__}: "
-                "tfpfl.build_algorithm(name, model, population) makes one. The call is Training(algorithm, federation)"
-            )
-        check_seed(self.seed)
-        if not isinstance(self.store, RunStore | None):
-            raise InvalidArgument(
-                f"the store must be a tfpfl.runs.RunStore, found {self.store!r}: RunStore(FILE) saves the rounds in a "
-                "file"
-            )
-        check_engine(self.engine, self.machines)
-        check_grouping(self.grouping, self.engine)
-        if self.engine == "ray":
-            check_recipe(self.recipe)
-        check_fits(self.algorithm, self.federation)
-        if self.evaluate_every < 0:
-            raise InvalidArgument(f"evaluate_every must not be negative, found {self.evaluate_every}")
-        if self.model_name == GLOBAL and self.algorithm.global_model is not None:
-            raise InvalidArgument(
-                f"model_name={GLOBAL!r} is the name of the algorithm's global model, but its clients predict with "
-                "another model: choose another name, such as 'personal'"
-            )
+        check_training(self)
         kind = self.algorithm.model.kind.label
         self.score, always = kind.score, (*ALWAYS, kind.score.name)
         self.metrics = [as_metric(metric, kind) for metric in self.metrics if metric not in always]
@@ -154,10 +131,7 @@ class Training:
             InvalidArgument: `rounds` is less than 1 or no int, or there is an aggregator and not the TFF engine on
                 one worker.
         """
-        if not isinstance(rounds, int | np.integer):
-            raise InvalidArgument(f"rounds must be a whole number, found {rounds!r}")
-        if rounds < 1:
-            raise InvalidArgument(f"rounds must be at least 1, found {rounds}")
+        check_whole(1, rounds=rounds)
         if self.aggregator is not None and (self.engine != "tff" or self.machines.workers):
             raise InvalidArgument(
                 f"a TFF aggregator needs engine 'tff' with one worker, found engine {self.engine!r} and "
