@@ -25,6 +25,7 @@ __all__ = [
     "check_address_space",
     "check_choice",
     "check_fractions",
+    "check_listed",
     "check_numbers",
     "check_penalty",
     "check_rates",
@@ -297,6 +298,21 @@ def check_type(name: str, value: object, kind: type | tuple[type, ...], what: st
     if not isinstance(value, kind):
         plain = value is None or isinstance(value, str | bytes | Number)
         raise InvalidArgument(f"{name} must be {what}; found {repr(value) if plain else type(value).__name__}")
+
+
+def check_listed(name: str, values: object, example: str) -> None:
+    """Checks that several values are given as a list or another collection, and not as one text.
+
+    Args:
+        name: what the argument is called.
+        values: what was given.
+        example: a list, as one writes it in Python.
+
+    Raises:
+        InvalidArgument: `values` is a text, or cannot be gone through.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InvalidArgument(f"{name} must be a list, such as {example}; found {values!r}")
 
 
 def check_fractions(**fractions: float) -> None:

@@ -503,13 +503,13 @@ def test_arguments_that_a_manifest_cannot_keep_are_refused_before_anything_is_wr
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"version": 2}, "source.version is wrong: 2 is not of type 'string'"),
-        ({"name": None}, "source.name is wrong: None is not of type 'string'"),
-        ({"seed": 2**63}, "seed is wrong: 9223372036854775808 is greater than the maximum"),
+        ({"version": 2}, "version must be a text; found 2"),
+        ({"name": None}, "name must be a text; found None"),
+        ({"seed": 2**63}, "could not be opened again: seed is wrong: 9223372036854775808 is greater than the maximum"),
     ],
 )
 def test_no_folder_is_left_that_nothing_can_open(tmp_path, given, message):
-    with pytest.raises(InvalidArgument, match=f"could not be opened again: {message}"):
+    with pytest.raises(InvalidArgument, match=message):
         Federation.from_clients([(np.ones((8, 3)), np.arange(8) % 2)], out=tmp_path / "f", **given)
     assert not list(tmp_path.iterdir())
 

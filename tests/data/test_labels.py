@@ -99,12 +99,12 @@ def test_gaps_are_said_and_can_be_closed():
         Source.from_arrays(X, y)
     source = Source.from_arrays(X, y, compact_labels=True)
     assert source.class_names == ["10", "40", "70"] and set(source.y_train) == {0, 1, 2}
-    assert Source.from_arrays(X, y, compact_labels=True, class_names="abc").class_names == ["a", "b", "c"]
+    assert Source.from_arrays(X, y, compact_labels=True, class_names=list("abc")).class_names == ["a", "b", "c"]
     with pytest.raises(InvalidArgument, match="numbers the 3 classes that occur, and class_names has 2 names"):
-        Source.from_arrays(X, y, compact_labels=True, class_names="ab")
+        Source.from_arrays(X, y, compact_labels=True, class_names=["a", "b"])
 
 
-@pytest.mark.parametrize("names", [{0: "well", 1: "ill"}, {"well", "ill"}, {"well": 0, "ill": 1}.keys()])
+@pytest.mark.parametrize("names", [{0: "well", 1: "ill"}, {"well", "ill"}, {"well": 0, "ill": 1}.keys(), "ab", 2])
 def test_names_of_classes_have_an_order(tmp_path, names):
     """Of a dict, the names would have been its keys, 0 and 1; a set has another order in each process."""
     for given in ({}, {"targets": "binary"}):

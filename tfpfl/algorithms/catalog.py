@@ -42,7 +42,7 @@ from tfpfl.algorithms.pflego import PFLEGO
 from tfpfl.algorithms.pgfed import PGFED, PGFEDMO
 from tfpfl.algorithms.scaffold import SCAFFOLD
 from tfpfl.algorithms.separate import LOCAL
-from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.checks import InvalidArgument, check_type, unknown
 from tfpfl.data.population import Population
 from tfpfl.models.split import SplitModel
 
@@ -156,6 +156,8 @@ def check_names(name: str | Method, preset: str | None, hyperparameters: Iterabl
         InvalidArgument: a name is unknown. The message lists the valid ones.
     """
     method = get_method(name)
+    if preset is not None:
+        check_type("preset", preset, str, "the name of one, or None")
     if preset is not None and preset not in method.presets:
         raise InvalidArgument(unknown(f"preset of {method.name}", preset, method.presets))
     known = method.hyperparameters
@@ -174,6 +176,7 @@ def get_method(name: str | Method) -> Method:
     """
     if isinstance(name, Method):
         return name
+    check_type("the algorithm", name, str, "the name of one, such as 'pflego', or a tfpfl.Method")
     if name not in ALGORITHMS:
         raise InvalidArgument(unknown("algorithm", name, ALGORITHMS))
     return ALGORITHMS[name]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_type
 from tfpfl.data.population import ClientInfo, Population, Tensor
 
 Tree = Any  # a nested structure of tensors: tuples, NamedTuples, dicts
@@ -191,6 +191,16 @@ class Algorithm(NamedTuple):
         """
         more = (total_weight,) if _num_required(self.server_update) == 3 else ()
         return self.server_update(server, aggregate, *more)
+
+
+def check_is_algorithm(algorithm: Any) -> None:
+    """Checks that something is an `Algorithm`, for functions that take one.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    what = "a tfpfl.Algorithm, the first argument: tfpfl.build_algorithm(name, model, population) makes one"
+    check_type("the algorithm", algorithm, Algorithm, what)
 
 
 def _num_required(function: Callable) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.checks import InvalidArgument, check_choice, check_type
 from tfpfl.data.class_choice import with_classes
 from tfpfl.data.omniglot import AUGMENT, DRAWERS, load_drawers, load_omniglot
 from tfpfl.data.partitioners import check_seed
@@ -62,7 +62,9 @@ def load_source(
         FileNotFoundError: the data set is not in `data_dir`, and `allow_download` is false or does not help.
         Unavailable: a package that reads data of people is missing.
     """
+    check_type("the data set", name, str, "the name of one, such as 'digits'")
     if only_classes is not None:
+        check_type("only_classes", only_classes, str, "a text, such as 'cat,dog' or 'first_half'")
         found = load_source(
             name,
             allow_download=allow_download,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_listed, check_numbers
 from tfpfl.data.arrays import as_array, as_text
 from tfpfl.data.layout import (
     checked_examples,
@@ -53,6 +53,7 @@ def write_clients(
     check_seed(seed)
     check_sort(targets)
     for fraction, what in ((validation, "validation"), (test_fraction, "test_fraction")):
+        check_numbers(**{what: fraction})
         if not 0 <= fraction < 1:
             raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
     data = client_arrays(clients, test, targets)
@@ -145,6 +146,7 @@ def client_arrays(
         raise InvalidArgument(
             "test= is only for a ClientData. For arrays give {'train': (x, y), 'test': (x, y)} for each client"
         )
+    check_listed("clients", clients, "[(x, y), (x, y)], or a dict {'ann': (x, y), 'bob': (x, y)}")
     given: list[tuple[Any, str, Any, np.ndarray]] = []
     for client, data in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         parts = dict(data) if isinstance(data, Mapping) else {"train": data}

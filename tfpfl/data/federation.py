@@ -396,7 +396,7 @@ class Federation:
             InvalidArgument: an unknown label space, or a population that is not valid, see `Population`.
         """
         ids = np.arange(self.num_clients) if client_ids is None else whole_numbers("client_ids", client_ids)
-        if len(ids):
+        if ids.size:
             self._check_id(int(ids.min()))
             self._check_id(int(ids.max()))
         local = label_space(labels) == "local"

@@ -1,12 +1,12 @@
 """A source: a train and a test set of labelled examples, as arrays that were checked once."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tfpfl.checks import InvalidArgument, unknown, warn_user
+from tfpfl.checks import InvalidArgument, check_numbers, check_type, unknown, warn_user
 from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole
 from tfpfl.data.keys import as_keys
 
@@ -78,6 +78,9 @@ class Source(NamedTuple):
                 y_test, or of key and key_test, is given; scale or shift is not finite, or makes examples larger than
                 1e15.
         """
+        for what, text in (("name", name), ("version", version)):
+            check_type(what, text, str, "a text")
+        check_numbers(shift=shift, **({} if scale is None else {"scale": scale}))
         x, y = as_examples(x, "training"), as_labels(y, "training")
         check_same_length(x, y, "training")
         if not len(x):
@@ -293,9 +296,12 @@ def check_ordered(class_names: Any) -> None:
     """Checks that names of classes or outputs, or None, have an order that is meant: they are numbered by it.
 
     Raises:
-        InvalidArgument: they are a set, or a dict, of which only the keys would be read.
+        InvalidArgument: they are a set, or a dict, of which only the keys would be read; or one text, or no list at
+            all.
     """
-    if isinstance(class_names, Mapping | Set):
+    if class_names is None:
+        return
+    if isinstance(class_names, Mapping | Set | str) or not isinstance(class_names, Iterable):
         raise InvalidArgument(
             f"class_names must be a list with one name for each class, in the order of their numbers; found a "
             f"{type(class_names).__name__}"

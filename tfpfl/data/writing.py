@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, one_line, warn_user
+from tfpfl.checks import InvalidArgument, check_numbers, one_line, warn_user
 from tfpfl.data.manifest import (
     SPLITS,
     FederationError,
@@ -80,6 +80,7 @@ def cut_validation(
     Raises:
         InvalidArgument: `fraction` is outside [0, 1), or a client would keep fewer than 2 training examples.
     """
+    check_numbers(validation=fraction)
     if not 0 <= fraction < 1:
         raise InvalidArgument(f"validation must lie in [0, 1), found {fraction}")
     for i, row in enumerate(rows):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.contract import Algorithm, check_is_algorithm
 from tfpfl.checks import InvalidArgument, check_type
 from tfpfl.data.federation import Federation
 from tfpfl.data.kinds import kind_for
@@ -24,6 +24,7 @@ def check_fits(algorithm: Algorithm, federation: Any) -> None:
             clients, their numbers of training examples N_i, or their numbers of classes K_i; or the backbone takes
             whole numbers, and the examples are others.
     """
+    check_is_algorithm(algorithm)
     check_type("the federation", federation, Federation, "a tfpfl.Federation: tfpfl.Federation.load(folder) opens one")
     population = algorithm.population
     check_inputs(algorithm.model, federation)

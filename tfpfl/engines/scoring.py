@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData
-from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.checks import InvalidArgument, check_choice, check_listed
 from tfpfl.engines.graphs import any_number, check_threads, in_order, relaxed
 from tfpfl.engines.packed import (
     Packed,
@@ -58,6 +58,7 @@ class Scorer:
         threads: int | None = None,
     ):
         check_choice(grouping=(grouping, ("auto", "one_by_one")))
+        check_listed("splits", splits, "['validation', 'test']")
         if not splits:
             raise InvalidArgument("at least one split is needed to score models, found none: give splits=['test']")
         self._readers = federation_readers(algorithm, federation, splits)

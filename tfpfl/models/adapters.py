@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_type
 from tfpfl.data.population import Tensor
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models.layers import flatten
@@ -79,6 +79,8 @@ def check_adapters(adapters: str | None, personal: str | None) -> None:
     Raises:
         InvalidArgument: the adapters are unknown; `personal` is no part of them, or there are none.
     """
+    if adapters is not None:
+        check_type("adapters", adapters, str, "a text, such as 'lora:4'")
     spec = None if adapters is None else parse(adapters)
     if personal is not None and spec is None:
         raise InvalidArgument(

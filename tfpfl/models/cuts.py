@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.checks import InvalidArgument, check_type, unknown
 
 
 class Node(NamedTuple):
@@ -38,6 +38,7 @@ def cut(model: keras.Model, name: str) -> tuple[keras.Model, keras.Model]:
         InvalidArgument: the model is subclassed, or has several inputs or outputs; there is no such layer; or the model
             cannot be cut there. The message names the nearest layers where it can be.
     """
+    check_type("train_from", name, str, "the name of a layer")
     graph, nodes = _graph(model)
     position, output = _position(model, nodes, name), graph.outputs[0]
     reason = _why_not(nodes, position, output)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfpfl.checks import InvalidArgument, check_choice, unknown
+from tfpfl.checks import InvalidArgument, check_choice, check_listed, check_type, check_whole, unknown
 from tfpfl.data.layout import is_several, shape_text
 from tfpfl.data.randomness import ModelKey, check_model_seed
 
@@ -102,15 +102,18 @@ def build_network(
         InvalidArgument: the name or init is unknown, or examples of this shape are too small for the network, or are
             several arrays; or the seed is outside of its range.
     """
+    check_type("the network", name, str, "the name of one, such as 'mlp200'")
     if name not in NETWORKS:
         raise InvalidArgument(unknown("network", name, NETWORKS))
-    check_choice(init=(init, INITS))
+    check_choice(init=(init, INITS), dtype=(dtype, ("float32", "float64")))
     check_model_seed(seed)
+    check_listed("input_shape", input_shape, "(28, 28, 1)")
     if is_several(input_shape):
         raise InvalidArgument(
             f"{name} takes one array, and examples are several: {shape_text(input_shape)}. Give a Keras model of your "
             "own"
         )
+    check_whole(1, **{f"dimension {d} of input_shape": size for d, size in enumerate(input_shape)})
     stack = [type(layer).from_config({**layer.get_config(), "dtype": dtype}) for layer in NETWORKS[name]()]
     try:
         model = keras.Sequential([keras.Input(tuple(input_shape), dtype=dtype), *stack], name=name)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from tfpfl.algorithms.contract import Algorithm
-from tfpfl.checks import InvalidArgument, check_rates, check_type, check_whole
+from tfpfl.algorithms.contract import check_is_algorithm
+from tfpfl.checks import InvalidArgument, check_listed, check_rates, check_type, check_whole
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.reading import split_number
 from tfpfl.engines.engine import check_engine, check_grouping
@@ -27,14 +27,8 @@ def check_training(training: Any) -> None:
         InvalidArgument: one has a wrong type or value, or does not fit another; see `Training`.
         Unavailable: TFF (for 'tff') or Ray (for 'ray') is not installed.
     """
+    check_is_algorithm(training.algorithm)
     for name, value, kind, what in (
-        (
-            "the algorithm",
-            training.algorithm,
-            Algorithm,
-            "a tfpfl.Algorithm: tfpfl.build_algorithm(name, model, population) makes one, and the call is "
-            "Training(algorithm, federation)",
-        ),
         ("machines", training.machines, Machines, "a tfpfl.Machines, as in Machines(workers=['localhost:8000'])"),
         ("availability", training.availability, Availability, "an Availability, as in Availability(dropout=0.1)"),
         ("model_name", training.model_name, str, "a text, such as 'personal'"),
@@ -61,16 +55,11 @@ def check_training(training: Any) -> None:
             f"model_name={GLOBAL!r} is the name of the algorithm's global model, but its clients predict with "
             "another model: choose another name, such as 'personal'"
         )
-    _check_listed("splits", training.splits, "('validation', 'test')")
+    check_listed("splits", training.splits, "('validation', 'test')")
     for split in training.splits:
         split_number(split)
-    _check_listed("metrics", training.metrics, "['macro_f1']")
+    check_listed("metrics", training.metrics, "['macro_f1']")
     check_callbacks(training.callbacks)
-
-
-def _check_listed(name: str, values: Any, example: str) -> None:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InvalidArgument(f"{name} must be a list, such as {example}; found {values!r}")
 
 
 def check_callbacks(callbacks: Any, calls: Iterable[str] = BY_TRAINING) -> None:
@@ -79,7 +68,7 @@ def check_callbacks(callbacks: Any, calls: Iterable[str] = BY_TRAINING) -> None:
     Raises:
         InvalidArgument: one lacks a method, is a class and no object, or there is no list.
     """
-    _check_listed("callbacks", callbacks, "[tfpfl.runs.Progress('PFLEGO')]")
+    check_listed("callbacks", callbacks, "[tfpfl.runs.Progress('PFLEGO')]")
     for callback in callbacks:
         missing = [call for call in calls if not callable(getattr(callback, call, None))]
         if missing or isinstance(callback, type):

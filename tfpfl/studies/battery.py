@@ -18,8 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpfl.algorithms.contract import check_is_algorithm
 from tfpfl.algorithms.own import NO_TENSORS
 from tfpfl.algorithms.transforms.screening import screened
+from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import shared_theta
 from tfpfl.models import SplitModel
@@ -79,12 +81,23 @@ def check_algorithm(
 
     Returns:
         One `Finding` for each check, in the order of the checks. An error that the algorithm raises is a finding, too.
+
+    Raises:
+        InvalidArgument: `build` is no function, or what it returns is no `Algorithm`; `kind` or `dtype` is unknown.
     """
+    if not callable(build):
+        raise InvalidArgument(
+            f"build must be a function (model, population) -> Algorithm, found {build!r}. For a method of tfpfl, give "
+            "lambda model, population: tfpfl.build_algorithm(name, model, population)"
+        )
+    check_choice(dtype=(dtype, ("float32", "float64")))
     found = []
     with tempfile.TemporaryDirectory() as folder:
         federation = small_federation(Path(folder) / "federation", kind=kind)
         model = SplitModel(backbone(dtype), kind=kind)
-        subject = Subject(build(model, small_population(federation)), federation)
+        algorithm = build(model, small_population(federation))
+        check_is_algorithm(algorithm)
+        subject = Subject(algorithm, federation)
         for each in checks or CHECKS:
             name = each.__name__.replace("_", " ")
             if each in NEED_TFF and find_spec("tensorflow_federated") is None:

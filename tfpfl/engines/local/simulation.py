@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.contract import Algorithm, ClientData, check_is_algorithm
 from tfpfl.algorithms.exchanges import first_of, second_of
-from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.checks import InvalidArgument, check_choice, check_listed
 from tfpfl.engines.graphs import check_threads
 from tfpfl.engines.local.grouping import Fused, OneByOne, Stacked
 from tfpfl.engines.packed import one_pass_of
@@ -45,6 +45,8 @@ class Simulation(Rounds):
         grouping: str = "auto",
         threads: int | None = None,
     ):
+        check_is_algorithm(algorithm)
+        check_listed("held_out", held_out, "['test']")
         kinds = (ClientData,) if federation is None else (Visit,)
         if algorithm.first is None:
             super().__init__(algorithm, clients_of(algorithm, federation, held_out, grouping, threads), kinds)
@@ -77,8 +79,8 @@ def clients_of(
         )
     if federation is None and held_out:
         raise InvalidArgument(
-            f"held-out splits {', '.join(held_out)} can be read only from a Federation, and here visits carry their "
-            "examples. Give a Federation, or no held_out"
+            f"held-out splits {', '.join(map(str, held_out))} can be read only from a Federation, and here visits "
+            "carry their examples. Give a Federation, or no held_out"
         )
     readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
     if grouping == "fused" or (grouping == "auto" and fits):

@@ -180,8 +180,8 @@ def visit_type_and_readers(algorithm, data, held_out):
         return tff_type(visit_spec(dtype)), federation_readers(algorithm, data, held_out)
     if held_out:
         raise InvalidArgument(
-            f"held-out splits {', '.join(held_out)} can be read only from a Federation; this process was built for the "
-            "type of examples. Give a Federation, or no held_out"
+            f"held-out splits {', '.join(map(str, held_out))} can be read only from a Federation; this process was "
+            "built for the type of examples. Give a Federation, or no held_out"
         )
     key = tf.TensorSpec([2], tf.int32)
     if isinstance(data, tf.data.DatasetSpec):

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from tfpfl.algorithms.contract import Algorithm
-from tfpfl.checks import InvalidArgument
+from tfpfl.algorithms.contract import Algorithm, check_is_algorithm
+from tfpfl.checks import InvalidArgument, check_listed
 from tfpfl.engines.rounds import RoundCheck
 from tfpfl.engines.tff.computations import checked, client_computation, messenger, tff_type, visit_type_and_readers
 from tfpfl.engines.tff.worker import require_tff, use_local_worker
@@ -24,6 +24,8 @@ def federated_evaluation(algorithm: Algorithm, federation, splits: Sequence[str]
         Unavailable: TFF is not installed.
         InvalidArgument: the examples are not those of a `Federation`, or there are no splits.
     """
+    check_is_algorithm(algorithm)
+    check_listed("splits", splits, "['test']")
     tff = require_tff()
     if not hasattr(federation, "reader") or not splits:
         raise InvalidArgument(

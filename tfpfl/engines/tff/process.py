@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData, check_one_exchange, kinds
+from tfpfl.algorithms.contract import Algorithm, ClientData, check_is_algorithm, check_one_exchange, kinds
 from tfpfl.algorithms.exchanges import first_of, second_of
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_listed
 from tfpfl.engines import aggregation
 from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.packed import Packed, fused_work, looped_work, one_each, one_pass_of, side_by_side
@@ -74,6 +74,8 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
             than 1, does not work for this algorithm, or is combined with an aggregator; or there is an aggregator, and
             the algorithm has a `balance` or a `first`, or the aggregator's result is a sum.
     """
+    check_is_algorithm(algorithm)
+    check_listed("held_out", held_out, "['test']")
     tff = require_tff()
     use_local_worker()
     aggregator = factory_of(aggregator)
