@@ -6,24 +6,34 @@ is an error of Python or NumPy from the middle of the work.
 
 import inspect
 
+import numpy as np
 import pytest
 
 from helpers import small_runs as runs
 from helpers import toys
 from tfpfl import (
     Federation,
+    Machines,
+    Population,
+    Run,
     RunConfig,
     Sampling,
     Scorer,
     Simulation,
+    Source,
     SplitModel,
     Training,
+    adapt_new_clients,
     build_algorithm,
     build_network,
     check_algorithm,
+    compare_runs,
     load_source,
+    search_hyperparameters,
+    write_report,
 )
 from tfpfl.checks import TfpflError
+from tfpfl.runs import Availability, ClientModels, EarlyStopping, Metric
 
 WRONG = (None, "x", "2", 3.5, -1, [], [3], print, {"a": (1,)}, float("nan"), object())
 
@@ -34,6 +44,8 @@ def known(tmp_path_factory):
     federation = runs.federation(tmp_path_factory.mktemp("data") / "federation")
     population = federation.population(Sampling("fixed", 0.5), "local", shared_slots=True)
     model = SplitModel(toys.backbone("float32"))
+    table = tmp_path_factory.mktemp("table") / "table.csv"
+    table.write_text("who,size,kind\n" + "\n".join(f"p{i % 3},{i * i % 7},{'ab'[i % 2]}" for i in range(60)))
     return {
         "backbone": toys.backbone("float32"),
         "model": model,
@@ -42,11 +54,16 @@ def known(tmp_path_factory):
         "algorithm": build_algorithm("fedsgd", model, population),
         "clients": toys.clients((20, 31), (2, 3), dtype="float32"),
         "input_shape": (8, 8, 1),
+        "num_examples": [3, 4],
+        "num_classes": [2, 2],
+        "x": np.ones((20, 3)),
+        "y": np.arange(20) % 2,
+        "config": runs.config(),
+        "table": table,
+        "client": "who",
+        "label": "kind",
+        "patience": 3,
     }
-
-
-def _population(known, **given):
-    return known["federation"].population(**given)
 
 
 ENTRIES = {
@@ -60,12 +77,32 @@ ENTRIES = {
     "RunConfig": (RunConfig, {"algorithm": "pflego"}),
     "load_source": (load_source, {"name": "synthetic"}),
     "from_clients": (Federation.from_clients, {}),
+    "from_table": (Federation.from_table, {}),
+    "Federation.build": (Federation.build, {"clients": 5}),
+    "from_arrays": (Source.from_arrays, {}),
     "Federation.population": (Federation.population, {}),
+    "Population": (Population, {}),
+    "Machines": (Machines, {}),
+    "Availability": (Availability, {}),
+    "Run.create": (Run.create, {}),
+    "EarlyStopping": (EarlyStopping, {}),
+    "Metric": (Metric, {"name": "mine", "function": min}),
+    "ClientModels": (ClientModels, {}),
+    "adapt_new_clients": (adapt_new_clients, {}),
+    "compare_runs": (compare_runs, {"configs": []}),
+    "search_hyperparameters": (search_hyperparameters, {"settings": []}),
+    "write_report": (write_report, {}),
     "check_algorithm": (check_algorithm, {}),
 }
 # A wrong path is told by Python: TypeError, "expected str, bytes or os.PathLike object". A download needs a network.
-LEFT_OUT = {"out", "data_dir", "allow_download", "self", "pretrained"}
-ONLY = {"check_algorithm": {"build"}}
+LEFT_OUT = {"out", "folder", "data_dir", "allow_download", "self"}
+ONLY = {  # the others are looked at later, after work of minutes
+    "check_algorithm": {"build"},
+    "adapt_new_clients": {"run"},
+    "compare_runs": {"configs", "beside"},
+    "search_hyperparameters": {"config", "settings"},
+    "write_report": {"records"},
+}
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -80,7 +117,7 @@ def test_a_wrong_type_is_told_by_this_package(entry, known, tmp_path):
     refused = 0
     for name in ONLY.get(entry, set(named) - LEFT_OUT):
         for i, value in enumerate(WRONG):
-            out = {"out": tmp_path / f"{name}-{i}"} if "out" in named else {}
+            out = {place: tmp_path / f"{name}-{i}" for place in ("out", "folder") if place in named}
             try:
                 call(**{**needed, **given, **out, name: value})
             except TfpflError:

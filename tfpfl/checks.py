@@ -270,7 +270,7 @@ def check_numbers(**numbers: float) -> None:
             raise InvalidArgument(f"{name} must be a number, found {value!r}") from None
 
 
-def check_whole(least: int, **numbers: int) -> None:
+def check_whole(least: int, **numbers: Any) -> None:
     """Checks whole numbers, given as name=value.
 
     Raises:

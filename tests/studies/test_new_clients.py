@@ -226,7 +226,7 @@ def test_refusals(federation, tmp_path):
     everyone = make("pflego", federation, None, **WORK["pflego"])
     with pytest.raises(ValueError, match="no client is new.*Keep some out"):
         adapt_clients(everyone, federation, everyone.init_server())
-    with pytest.raises(ValueError, match="epochs must not be negative, found -1"):
+    with pytest.raises(ValueError, match="epochs must be at least 0, found -1"):
         adapt_clients(pflego, federation, server, epochs=-1)
     with pytest.raises(ValueError, match="eta must be a finite number"):
         fine_tuning(pflego, eta=-1.0)

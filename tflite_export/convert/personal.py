@@ -72,6 +72,8 @@ def personal_model(source, client: int | str | None, rounds: bool | None = None,
     Raises:
         ExportError: an unknown client, a run without rounds, or one that cannot do what is asked.
     """
+    if not isinstance(rounds, bool | None):
+        raise ExportError(f"rounds must be True, False or None, found {rounds!r}")
     if isinstance(source, tuple):
         return _given(*source, rounds=rounds, **given)
     if given:
@@ -81,6 +83,10 @@ def personal_model(source, client: int | str | None, rounds: bool | None = None,
 
         with Run.open(source, engine="local") as run:
             return _of_run(run, client, rounds)
+    if not hasattr(source, "population"):
+        raise ExportError(
+            f"the source must be a run folder, an open tfpfl.Run or (SplitModel, theta, head); found {source!r}"
+        )
     return _of_run(source, client, rounds)
 
 

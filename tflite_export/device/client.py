@@ -82,8 +82,8 @@ class DeviceClient:
         trunk: str | None = None,
     ):
         self.bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
-        if chunk < 1:
-            raise BundleError(f"chunk must be at least 1 example, found {chunk}")
+        if not isinstance(chunk, int | np.integer) or chunk < 1:
+            raise BundleError(f"chunk must be a whole number of examples, at least 1; found {chunk!r}")
         program = self.bundle.path(STATIC_PROGRAM if static else PROGRAM)
         self.runtime = Runtime(program, interpreter, num_threads)
         if trunk is not None:

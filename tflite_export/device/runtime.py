@@ -126,6 +126,11 @@ class Runtime:
 
     def __init__(self, path: Path, interpreter=None, num_threads: int = 1):
         self.path = Path(path)
+        if interpreter is not None and not (callable(interpreter) and hasattr(interpreter, "__module__")):
+            raise BundleError(
+                f"the interpreter must be a class with the interface of ai-edge-litert's Interpreter, such as "
+                f"tf.lite.Interpreter; found {interpreter!r}"
+            )
         self.interpreter_class = interpreter or default_interpreter()
         self.name, self.version = runtime_version(self.interpreter_class)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, unknown, warn_user
+from tfpfl.checks import InvalidArgument, check_type, unknown, warn_user
 from tfpfl.data.arrays import plain
 from tfpfl.data.manifest import plain_values
 from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition
@@ -36,6 +36,12 @@ def build_federation(
         The folder.
     """
     folder = absent(out)
+    check_type("the source", source, Source, "a tfpfl.Source, or the name of one, such as 'digits'")
+    if not isinstance(partitioner, str) and not callable(partitioner):
+        raise InvalidArgument(
+            "the partitioner must be the name of one, such as 'dirichlet', or a function (labels, clients, seed) -> "
+            f"Partition; found {partitioner!r}"
+        )
     if isinstance(partitioner, str):
         if partitioner not in PARTITIONERS:
             raise InvalidArgument(unknown("partitioner", partitioner, PARTITIONERS))
@@ -107,6 +113,7 @@ def _checked(part: Partition, name: str, num_train: int, num_test: int) -> Parti
 
     It must come before the indices of both sets are joined: then -1 and num_train are examples of the other set.
     """
+    check_type(f"what the partitioner {name} returns", part, Partition, "a tfpfl.data.Partition")
     sizes = {"train": num_train + num_test if part.pooled else num_train}
     sizes["test"] = sizes["train"] if part.pooled else num_test
     found: dict[str, list[np.ndarray]] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from tfpfl.checks import InvalidArgument, check_numbers
+from tfpfl.checks import InvalidArgument, check_numbers, check_whole
 
 Tensor = Any
 
@@ -155,13 +155,16 @@ class Population:
             )
         if self.sampling.kind == "range" and self.sampling.high > len(ids):
             raise InvalidArgument(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
+        if self.num_labels is not None:
+            check_whole(1, num_labels=self.num_labels)
         if self.num_labels is not None and self.num_labels < classes.max():
             raise InvalidArgument(
                 f"num_labels={self.num_labels} is too small: a shared head needs an output for every class, and client "
                 f"{ids[classes.argmax()]} has {classes.max()} classes"
             )
         if self.arrival is not None:
-            arrival = np.asarray(self.arrival, np.float64)
+            arrival = np.asarray(self.arrival)
+            arrival = arrival.astype(np.float64) if arrival.dtype.kind in "iuf" else np.full(0, np.nan)
             if arrival.shape != ids.shape or not ((arrival >= 0) & (arrival <= 1)).all():
                 raise InvalidArgument(
                     f"arrival is a probability for each of the {len(ids)} clients, found {self.arrival}"

@@ -1,6 +1,7 @@
 """A source: a train and a test set of labelled examples, as arrays that were checked once."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +81,7 @@ class Source(NamedTuple):
         """
         for what, text in (("name", name), ("version", version)):
             check_type(what, text, str, "a text")
+        check_type("options", options, (Mapping, NoneType), "a dict")
         check_numbers(shift=shift, **({} if scale is None else {"scale": scale}))
         x, y = as_examples(x, "training"), as_labels(y, "training")
         check_same_length(x, y, "training")

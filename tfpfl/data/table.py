@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, unknown, warn_user
+from tfpfl.checks import InvalidArgument, check_listed, check_type, unknown, warn_user
 from tfpfl.data.arrays import EXACT, as_text, coarse, is_missing, rounded_whole
 from tfpfl.data.columns import (
     check_single,
@@ -66,6 +66,11 @@ def table_clients(
     """
     is_csv = isinstance(table, str | os.PathLike) and Path(table).suffix.lower() == ".csv"
     check_sort(targets)
+    check_type("client", client, str, "the name of a column")
+    if split is not None:
+        check_type("split", split, str, "the name of a column")
+    if features is not None:
+        check_listed("features", features, "['age', 'weight']")
     labels, whole = label_columns(label), [client] if split is None else [client, split]
     if not labels or (targets is None and len(labels) != 1):
         raise InvalidArgument(

@@ -15,6 +15,8 @@ from tfpfl.data.layout import is_several, names_of_arrays, parts_of, shape_text
 from tfpfl.data.reading import value_range
 from tfpfl.models.split import SplitModel
 
+OPENED = "a tfpfl.Federation: tfpfl.Federation.load(folder) opens one"
+
 
 def check_fits(algorithm: Algorithm, federation: Any) -> None:
     """Checks that an algorithm was built for this federation.
@@ -25,7 +27,7 @@ def check_fits(algorithm: Algorithm, federation: Any) -> None:
             whole numbers, and the examples are others.
     """
     check_is_algorithm(algorithm)
-    check_type("the federation", federation, Federation, "a tfpfl.Federation: tfpfl.Federation.load(folder) opens one")
+    check_type("the federation", federation, Federation, OPENED)
     population = algorithm.population
     check_inputs(algorithm.model, federation)
     check_targets(algorithm.model, federation)

@@ -1,8 +1,9 @@
 """The other processes that do the work of a round. The choice does not change a run's numbers or its identity."""
 
 from dataclasses import dataclass
+from types import NoneType
 
-from tfpfl.checks import InvalidArgument, TfpflError
+from tfpfl.checks import InvalidArgument, TfpflError, check_listed, check_numbers, check_type
 
 
 class MachinesError(TfpflError, RuntimeError):
@@ -24,8 +25,8 @@ class Machines:
             warning says who can reach the port. True: refuse to work without. False: never.
 
     Raises:
-        InvalidArgument: `deadline` is 0 or negative; a worker is not HOST:PORT or is named twice; or `isolate` is given
-            together with `workers`.
+        InvalidArgument: an argument has a wrong type; `deadline` is not positive; a worker is not HOST:PORT or is named
+            twice; or `isolate` is given together with `workers`.
     """
 
     address: str | None = None
@@ -34,11 +35,15 @@ class Machines:
     isolate: bool | None = None
 
     def __post_init__(self) -> None:
-        given = (self.workers,) if isinstance(self.workers, str) else tuple(self.workers)
-        object.__setattr__(self, "workers", given)  # a list cannot be the key of a cache
-        if self.deadline <= 0:
+        given = (self.workers,) if isinstance(self.workers, str) else self.workers
+        check_listed("workers", given, "['localhost:8000']")
+        object.__setattr__(self, "workers", tuple(given))  # a list cannot be the key of a cache
+        check_type("address", self.address, (str, NoneType), "the text HOST:PORT or 'auto', or None")
+        check_numbers(deadline=self.deadline)
+        if not self.deadline > 0:
             raise InvalidArgument(f"deadline must be a positive number of seconds, found {self.deadline}")
         for worker in self.workers:
+            check_type("a worker", worker, str, "the text HOST:PORT")
             host, _, port = worker.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 65536:
                 raise InvalidArgument(f"a worker is given as HOST:PORT, found {worker!r}")

@@ -23,7 +23,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_numbers
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Stream, uniform
 
@@ -65,6 +65,7 @@ class Availability:
     def __post_init__(self):
         for name in ("dropout", "dropout_spread", "seconds", "seconds_spread", "jitter"):
             value = getattr(self, name)
+            check_numbers(**{name: value})
             if not 0 <= value < np.inf:
                 shown = name.replace("seconds", "client_seconds")  # as in the configuration of a run
                 raise InvalidArgument(f"{shown} must be a finite number of at least 0, found {value}")
@@ -74,6 +75,8 @@ class Availability:
                 f"a client's probability of dropping out lies in [0, 1); dropout={self.dropout} and "
                 f"dropout_spread={self.dropout_spread} give {low:.3g} to {high:.3g}"
             )
+        if self.deadline is not None:
+            check_numbers(deadline=self.deadline)
         if self.deadline is not None and not (self.deadline > 0 and self.seconds > 0):
             raise InvalidArgument(
                 "a deadline must be positive, and needs `seconds` above 0, the time per example and pass; found "

@@ -104,6 +104,8 @@ class ClientModels:
     """
 
     def __init__(self, run: "Run"):
+        if not hasattr(run, "store"):
+            raise InvalidArgument(f"the run must be a tfpfl.Run, which Run.open(folder) opens; found {run!r}")
         if run.store.round_num == 0:
             raise InvalidArgument(
                 f"{run.folder} has no rounds yet, so no client has a model: train it with `tfpfl resume {run.folder}`"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, check_choice, one_line, unknown
+from tfpfl.checks import InvalidArgument, check_choice, check_type, one_line, unknown
 from tfpfl.data.kinds import ACCURACY, KINDS, LabelKind, ScoreName, kind_for, label_kind
 from tfpfl.runs.metric_functions import (
     balanced_accuracy,
@@ -65,6 +65,7 @@ class Metric:
     kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_type("the name of a metric", self.name, str, "a text: write Metric('name', function)")
         if not re.fullmatch(r"[A-Za-z]\w*", self.name, re.ASCII) or self.name in _TAKEN:
             raise InvalidArgument(
                 "the name of a metric has letters, digits and _, begins with a letter, and is not one of "

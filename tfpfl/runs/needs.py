@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tfpfl.checks import InvalidArgument, warn_user
+from tfpfl.checks import InvalidArgument, check_type, warn_user
 from tfpfl.data import Federation
 from tfpfl.engines.engine import check_engine
 from tfpfl.runs.aggregators import PRIVATE, check_statistic
@@ -19,9 +19,10 @@ def check_needs(config: RunConfig) -> None:
 
     Raises:
         Unavailable: the engine, a private aggregator or noise needs a package that is not installed.
-        InvalidArgument: this process knows no metric of one of the names, an entry would be ignored, or the method
-            cannot have the aggregator.
+        InvalidArgument: it is no `RunConfig`; this process knows no metric of one of the names, an entry would be
+            ignored, or the method cannot have the aggregator.
     """
+    check_type("the configuration", config, RunConfig, "a tfpfl.RunConfig, as in RunConfig(algorithm='pflego')")
     _check_used(config)
     check_statistic(config)
     check_engine(config.engine)

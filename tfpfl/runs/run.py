@@ -30,11 +30,11 @@ from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.schedules import say_if_at_0
 from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.algorithms.transforms.secure import quorum
-from tfpfl.checks import InvalidArgument, Unavailable, warn_user
+from tfpfl.checks import InvalidArgument, Unavailable, check_type, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.engine import check_engine
-from tfpfl.engines.inputs import check_fits
+from tfpfl.engines.inputs import OPENED, check_fits
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.runs import own_methods, own_networks, participation, protocols
@@ -131,7 +131,8 @@ class Run:
         folder = Path(folder)
         with new_folder(folder) as lock:
             check_needs(config)
-            federation = federation or open_federation(config, allow_download=allow_download)
+            federation = open_federation(config, allow_download=allow_download) if federation is None else federation
+            check_type("the federation", federation, Federation, OPENED)
             run = cls.planned(config, folder, federation)
             if run.recipe.network is not None and run.config.network_file is not None:
                 (folder / run.config.network_file).write_bytes(run.recipe.network[1])  # what was checked

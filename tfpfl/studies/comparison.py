@@ -14,7 +14,7 @@ import numpy as np
 from tabulate import tabulate
 
 from tfpfl.algorithms.modules_beside import sha256_of
-from tfpfl.checks import InvalidArgument, one_line, unknown
+from tfpfl.checks import InvalidArgument, check_listed, check_type, one_line, unknown
 from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import statistics
@@ -80,7 +80,11 @@ def compare_runs(
             those `beside`, are on different data.
         DivergedError: one or more of the runs diverged. It comes after all others are trained, and names them.
     """
-    configs = list(configs)
+    check_listed("configs", configs, "[RunConfig(algorithm='pflego'), RunConfig(algorithm='fedper')]")
+    check_listed("beside", beside, "[Path('runs/pflego')]")
+    beside, configs = [Path(folder) for folder in beside], list(configs)
+    for config in configs:
+        check_type("a configuration", config, RunConfig, "a tfpfl.RunConfig, as in RunConfig(algorithm='pflego')")
     _choose_splits(configs, out, beside)
     planned = _checked(configs, out, beside, allow_download)
     diverged = []

@@ -26,7 +26,7 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.algorithms.transforms.normalization import with_fixed_statistics
-from tfpfl.checks import InvalidArgument, check_rates, unknown
+from tfpfl.checks import InvalidArgument, check_rates, check_type, check_whole, unknown
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
@@ -36,6 +36,7 @@ from tfpfl.engines.visit import Visit, evaluate, federation_readers
 from tfpfl.models import tree
 from tfpfl.runs import files, statistics
 from tfpfl.runs.config import RunConfig, read_config
+from tfpfl.runs.run import Run
 from tfpfl.runs.scores import or_worst
 from tfpfl.studies.run_groups import check_comparable
 
@@ -170,8 +171,7 @@ def adapt_clients(
             "a client of this method becomes personal only by taking part in rounds (its `adapt` is None; its file in "
             "tfpfl/algorithms says why)"
         )
-    if epochs < 0:
-        raise InvalidArgument(f"epochs must not be negative, found {epochs}")
+    check_whole(0, epochs=epochs)
     ids, threads = _new_ids(algorithm.population, federation, client_ids), check_threads(threads)
     readers = federation_readers(algorithm, federation, [split])
     visits = _visits(algorithm, federation, ids, seed, round_num)
@@ -244,6 +244,7 @@ def adapt_new_clients(
         InvalidArgument: as in `adapt_clients`; an unknown protocol; the run has no rounds; the protocol 'global' needs
             `eta`, and the run has none; the protocol is 'own' and `eta` or `batch_size` is given.
     """
+    check_type("the run", run, Run, "a tfpfl.Run: tfpfl.Run.open(folder) opens one")
     if protocol not in WAYS:
         raise InvalidArgument(unknown("protocol", protocol, WAYS))
     if run.store.round_num == 0:

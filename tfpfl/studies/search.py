@@ -20,7 +20,7 @@ from sklearn.model_selection import ParameterGrid, ParameterSampler
 
 from tfpfl.algorithms import check_names
 from tfpfl.algorithms.parts.schedules import with_end
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_listed, check_type
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
@@ -172,7 +172,11 @@ def search_hyperparameters(
         RunError: a run folder is damaged or in use, or a callback stopped a run, so that its setting has no score after
             its rounds.
     """
+    check_type("the configuration", config, RunConfig, "a tfpfl.RunConfig, as in RunConfig(algorithm='pflego')")
+    check_listed("settings", settings, "[{'rho': 0.003}, {'rho': 0.01}]")
     settings = list(settings)
+    for setting in settings:
+        check_type("a setting", setting, Mapping, "a dict, such as {'rho': 0.003}")
     if not settings:
         raise InvalidArgument("nothing to search: no setting was given")
     for setting in settings:

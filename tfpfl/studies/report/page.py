@@ -9,7 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.checks import InvalidArgument, check_listed, check_type, one_line
 from tfpfl.runs.files import write_whole
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
@@ -57,6 +57,9 @@ def render(
     Raises:
         ReportError: no runs, one of them twice, or runs on different data without `allow_different_data`.
     """
+    check_listed("records", records, "[Record.read('runs/pflego'), Record.read('runs/fedper')]")
+    for record in records:
+        check_type("a record", record, Record, "a tfpfl.Record: tfpfl.Record.read(folder) reads one")
     rows, warnings = _comparable(records, allow_different_data)
     against = [s for s in rows if s.algorithm in baselines]
     pictures = Pictures()
