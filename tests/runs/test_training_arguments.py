@@ -31,7 +31,7 @@ class _StartOnly:
     ("name", "value", "said"),
     [
         ("algorithm", "pflego", "the algorithm must be a tfpfl.Algorithm"),
-        ("algorithm", RunStore, r"Training\(algorithm, federation\); found type"),
+        ("algorithm", RunStore, "the algorithm must be a tfpfl.Algorithm, the first argument.*found type"),
         ("engine", "locla", "unknown engine 'locla'; did you mean 'local'"),
         ("seed", -1, "the seed must be an integer >= 0, found -1"),
         ("seed", None, "the seed must be an integer >= 0, found None"),

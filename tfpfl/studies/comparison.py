@@ -6,6 +6,7 @@ they are on the clients that had taken part in the runs of both methods.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -82,6 +83,8 @@ def compare_runs(
     """
     check_listed("configs", configs, "[RunConfig(algorithm='pflego'), RunConfig(algorithm='fedper')]")
     check_listed("beside", beside, "[Path('runs/pflego')]")
+    for folder in beside:
+        check_type("a folder in beside", folder, (str, os.PathLike), "the path of a run folder")
     beside, configs = [Path(folder) for folder in beside], list(configs)
     for config in configs:
         check_type("a configuration", config, RunConfig, "a tfpfl.RunConfig, as in RunConfig(algorithm='pflego')")
