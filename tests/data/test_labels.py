@@ -115,6 +115,15 @@ def test_names_of_classes_have_an_order(tmp_path, names):
             Federation.from_clients(two(y), class_names=names, out=tmp_path / "f", **given)
 
 
+def test_names_that_differ_only_in_spaces_are_said(tmp_path):
+    """A class or a client of a typing error would be one of its own."""
+    y = np.array(["cat", "dog", "cat "] * 4)
+    with pytest.warns(TfpflWarning, match="the classes 'cat' and 'cat ' differ only in spaces"):
+        Source.from_arrays(X, y)
+    with pytest.warns(TfpflWarning, match="the clients 'ann' and ' ann' differ only in spaces"):
+        Federation.from_clients({name: (X, np.arange(12) % 2) for name in ("ann", " ann")}, out=tmp_path / "f")
+
+
 def test_a_test_class_that_the_client_lacks_in_training_is_said(tmp_path):
     ann = {"train": (X, np.zeros(12, int)), "test": (X[:5], np.array([0, 1, 1, 2, 0]))}
     bob = {"train": (X, np.arange(12) % 2), "test": (X[:2], np.array([0, 1]))}

@@ -237,10 +237,10 @@ def test_what_is_odd_is_said(tmp_path):
         Federation.from_table(large, **WHO, out=tmp_path / "large")
     with pytest.warns(TfpflWarning, match="column 'state' has only one class, 'ill': there is nothing to learn"):
         Federation.from_table(rows() | {"state": ["ill"] * 24}, **WHO, out=tmp_path / "one")
-    for column, name in (("user", "u9"), ("state", "ill")):
+    for column, name, what in (("user", "u9", "clients"), ("state", "ill", "classes")):
         table = rows()
         table[column] = [f" {value}" if value == name and i < 12 else value for i, value in enumerate(table[column])]
-        told = f"column '{column}' has ' {name}' and '{name}', which differ only in spaces: they are taken for two"
+        told = f"the {what} ' {name}' and '{name}' differ only in spaces: they are taken for two"
         with pytest.warns(TfpflWarning, match=told):
             Federation.from_table(table, **WHO, out=tmp_path / column)
     with warnings.catch_warnings():

@@ -1,11 +1,12 @@
 """What users give as arrays: NumPy's own, lists, or columns of other packages."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, warn_user
 
 EXACT = 2**24  # float32 has every whole number up to this one
 COARSE = 1e-3  # of the range of a column: if float32 moves a number further, it is too coarse for the column
@@ -39,6 +40,18 @@ def _check_mask(values: Any, what: str) -> None:
             raise InvalidArgument(
                 f"{what}: {number} values of a masked array are masked. Fill them in, for example with "
                 "np.ma.filled(array, 0), or leave these examples out"
+            )
+
+
+def say_spaces(what: str, names: Iterable[str]) -> None:
+    """Warns of names that differ only in spaces; `what` says of what they are."""
+    found: dict[str, str] = {}
+    for name in names:
+        first = found.setdefault(" ".join(name.split()), name)
+        if first != name:
+            warn_user(
+                f"the {what} {cut(first)} and {cut(name)} differ only in spaces: they are taken for two. If they are "
+                "one, correct the data"
             )
 
 
@@ -96,3 +109,9 @@ def as_text(value: Any, what: str) -> str:
 def plain(value: Any) -> Any:
     """A NumPy scalar as Python's own, which `repr` shows without its type on every version of NumPy."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def cut(value: Any) -> str:
+    """A cell or a name for messages, in at most 40 characters."""
+    shown = repr(plain(value))
+    return shown if len(shown) <= 40 else shown[:39] + "…"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_listed, check_numbers
-from tfpfl.data.arrays import as_array, as_text
+from tfpfl.data.arrays import as_array, as_text, say_spaces
 from tfpfl.data.layout import (
     checked_examples,
     entry,
@@ -230,6 +230,7 @@ def names_of(data: dict) -> list[str]:
                 f"the clients {ids[name]!r} and {client!r} would have one name, {name!r}: give them different ids"
             )
         ids[name] = client
+    say_spaces("clients", ids)
     return list(ids)
 
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, Unavailable, extra
-from tfpfl.data.arrays import as_array, is_missing, plain
+from tfpfl.data.arrays import as_array, cut, is_missing
 
 BLOCK = 50_000  # rows of a CSV file that are text in memory at the same time
 DELIMITERS = ",;\t"
@@ -198,12 +198,6 @@ def is_number(value: Any) -> bool:
 def is_plain(text: str) -> bool:
     """Whether a text has nothing that only Python reads as a part of a number, such as 1_1."""
     return text.isascii() and "_" not in text
-
-
-def cut(value: Any) -> str:
-    """A cell for messages, in at most 40 characters."""
-    shown = repr(plain(value))
-    return shown if len(shown) <= 40 else shown[:39] + "…"
 
 
 def numbered(number: int) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_numbers, check_type, unknown, warn_user
-from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole
+from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole, say_spaces
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
@@ -260,6 +260,7 @@ def class_ids(
         raise InvalidArgument("class_names has one name twice: make them different, as tables name classes by them")
     if present.dtype.kind == "U":
         names = present.tolist() if class_names is None else [str(name) for name in class_names]
+        say_spaces("classes", names)
         place = {name: i for i, name in enumerate(names)}
         absent = next((name for name in present.tolist() if name not in place), None)
         if absent is not None:

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_listed, check_type, unknown, warn_user
-from tfpfl.data.arrays import EXACT, as_text, coarse, is_missing, rounded_whole
+from tfpfl.data.arrays import EXACT, as_text, coarse, cut, is_missing, rounded_whole
 from tfpfl.data.columns import (
     check_single,
     csv_columns,
-    cut,
     is_number,
     numbered,
     parquet_columns,
@@ -121,9 +120,6 @@ def table_clients(
             warn_user(f"column {labels[0]!r} has only one class, {cut(y[0])}: there is nothing to learn")
     else:
         y = np.column_stack([_target(name, columns[name], targets) for name in labels])
-    _say_spaces(client, names)
-    if targets is None:
-        _say_spaces(labels[0], words)
     parts = _parts(split, columns[split]) if split is not None else np.full(len(y), "train")
     given = [part for part in SPLITS if part != "validation" or part in parts] if split is not None else ["train"]
     order = np.argsort(names, kind="stable")
@@ -347,17 +343,6 @@ def _parts(name: str, values: np.ndarray) -> np.ndarray:
             f"column {name!r} has {cut(str(found[row]))} in row {row + 1}: a split is one of {', '.join(SPLITS)}"
         )
     return found
-
-
-def _say_spaces(name: str, values: np.ndarray) -> None:
-    found: dict[str, str] = {}
-    for value in np.unique(values).tolist():
-        first = found.setdefault(" ".join(value.split()), value)
-        if first != value:
-            warn_user(
-                f"column {name!r} has {cut(first)} and {cut(value)}, which differ only in spaces: they are taken for "
-                "two. If they are one, correct the table"
-            )
 
 
 def _say_constant(x: np.ndarray, names: Sequence[str]) -> None:
