@@ -18,7 +18,7 @@ from tflite_export.device import payload as payloads
 from tflite_export.device.client import CHUNK, DeviceClient
 from tflite_export.device.head_file import SavedHead, theta_sha256
 from tfpfl.algorithms.contract import ClientOutput
-from tfpfl.checks import InvalidArgument, check_whole
+from tfpfl.checks import InvalidArgument, check_whole_number
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.layout import num_rows
 from tfpfl.engines import aggregation
@@ -196,7 +196,7 @@ def simulate_round(
     """
     if not isinstance(run, tuple) and not hasattr(run, "algorithm"):
         raise InvalidArgument(f"the run must be a tfpfl.Run, which Run.open(folder) opens; found {run!r}")
-    check_whole(0, rounds=rounds, accuracy_every=accuracy_every)
+    check_whole_number(0, rounds=rounds, accuracy_every=accuracy_every)
     algorithm, config, federation = run if isinstance(run, tuple) else (run.algorithm, run.config, run.examples)
     devices = Devices(
         algorithm, config, federation, payload=payload, chunk=chunk, static=static, interpreter=interpreter

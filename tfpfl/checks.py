@@ -30,7 +30,7 @@ __all__ = [
     "check_penalty",
     "check_rates",
     "check_type",
-    "check_whole",
+    "check_whole_number",
 ]
 
 
@@ -270,7 +270,7 @@ def check_numbers(**numbers: float) -> None:
             raise InvalidArgument(f"{name} must be a number, found {value!r}") from None
 
 
-def check_whole(least: int, **numbers: Any) -> None:
+def check_whole_number(least: int, **numbers: Any) -> None:
     """Checks whole numbers, given as name=value.
 
     Raises:

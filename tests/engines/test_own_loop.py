@@ -264,6 +264,26 @@ def test_labels_may_be_any_integers(request, make, dtype):
     assert distance(after(dtype), after("int32")) == 0
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda out: out, r"RoundOutput\(server, .* Give what initialize\(\) returned or, after a round, the entry"),
+        (lambda out: None, "the server's state has another structure than init_server gives: None, and not"),
+        (lambda out: tf.nest.map_structure(lambda w: w[..., None], out.server), "but init_server gives float32"),
+        (lambda out: tf.nest.map_structure(lambda w: tf.cast(w, "float64"), out.server), "as float64"),
+    ],
+)
+def test_a_server_state_that_is_none_is_refused(algorithm, federation, wrong, said):
+    """The commonest slip in a loop of one's own: all that `next` returned, in place of its entry `server`."""
+    simulation, given = Simulation(algorithm, federation), visits(algorithm, 1, [0, 1])
+    states = [algorithm.init_client(visit.info) for visit in given]
+    out = simulation.next(simulation.initialize(), states, given)
+    with pytest.raises(InvalidArgument, match=said):
+        simulation.next(wrong(out), states, given)
+    with pytest.raises(InvalidArgument, match=said):
+        Scorer(algorithm, federation)(wrong(out), states, given)
+
+
 def test_things_of_other_types_are_refused_by_name(algorithm, federation):
     for wrong in (None, str(federation.path)):
         with pytest.raises(InvalidArgument, match="federation must be a tfpfl.Federation: .*found"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from tfpfl.checks import InvalidArgument, check_numbers, check_whole
+from tfpfl.checks import InvalidArgument, check_numbers, check_whole_number
 
 Tensor = Any
 
@@ -156,7 +156,7 @@ class Population:
         if self.sampling.kind == "range" and self.sampling.high > len(ids):
             raise InvalidArgument(f"sampling range goes up to {self.sampling.high} but there are {len(ids)} clients")
         if self.num_labels is not None:
-            check_whole(1, num_labels=self.num_labels)
+            check_whole_number(1, num_labels=self.num_labels)
         if self.num_labels is not None and self.num_labels < classes.max():
             raise InvalidArgument(
                 f"num_labels={self.num_labels} is too small: a shared head needs an output for every class, and client "

@@ -21,8 +21,8 @@ from tfpfl.engines.exchanges import TwoExchanges
 from tfpfl.engines.graphs import any_number, relaxed, total
 from tfpfl.engines.inputs import check_whole
 from tfpfl.engines.packed import open_shapes
-from tfpfl.engines.states import check_given
-from tfpfl.engines.visit import RoundOutput, Visit, client_state_spec, finish_metrics, server_step
+from tfpfl.engines.states import check_given, check_given_server
+from tfpfl.engines.visit import RoundOutput, Visit, client_state_spec, finish_metrics, server_state_spec, server_step
 
 
 class Part(NamedTuple):
@@ -90,6 +90,7 @@ class Rounds:
                 no examples, examples that are not finite, or labels outside 0..K_i-1; or a state is not one that a
                 client of this K_i can have.
         """
+        self._check.server(server)
         self._check(client_states, visits)
         _check_arrays(visits)
         if self._two is not None:
@@ -200,6 +201,14 @@ class RoundCheck:
         self._learn([of_one for of_one in numbers if of_one not in self._shapes])
         for place, (state, of_one) in enumerate(zip(client_states, numbers, strict=True)):
             check_given(state, self._spec, self._shapes[of_one], f"client_states[{place}], of client {of_one[0]},")
+
+    def server(self, server: Any) -> None:
+        """Checks the server's state.
+
+        Raises:
+            InvalidArgument: it has not the structure, the shapes and the dtypes of what `init_server` gives.
+        """
+        check_given_server(server, server_state_spec(self._algorithm))
 
     def _learn(self, numbers: list) -> None:
         """Keeps the shapes of the states of clients with these numbers (client id, N_i, K_i)."""

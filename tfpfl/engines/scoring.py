@@ -82,6 +82,7 @@ class Scorer:
             InvalidArgument: there are no visits, more or fewer states than visits, or a state that is not one of its
                 client.
         """
+        self._check.server(server)
         self._check(client_states, visits)
         message_for = self._messages(server, visits)
         if self._parts is None:

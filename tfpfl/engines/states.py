@@ -51,14 +51,32 @@ def check_given(state: Any, spec: Any, shapes: Sequence, whose: str) -> None:
     Raises:
         InvalidArgument: it has not the leaves of `spec`, or a leaf has another shape or dtype.
     """
-    leaves, specs = tf.nest.flatten(state), tf.nest.flatten(spec)
     advice = (
         "Give every visit the state of its own client: what the last round returned for it or, before its first visit, "
         "algorithm.init_client(visit.info)"
     )
+    _check_leaves(state, spec, shapes, whose, "init_client", advice)
+
+
+def check_given_server(server: Any, spec: Any) -> None:
+    """The same for the server's state, of whose leaves `spec` has the shapes.
+
+    Raises:
+        InvalidArgument: as `check_given`; such as for a whole `RoundOutput`.
+    """
+    advice = (
+        "Give what initialize() returned or, after a round, the entry `server` of what it returned: "
+        "server = engine.next(server, client_states, visits).server"
+    )
+    shapes = [of.shape for of in tf.nest.flatten(spec)]
+    _check_leaves(server, spec, shapes, "the server's state", "init_server", advice)
+
+
+def _check_leaves(state: Any, spec: Any, shapes: Sequence, whose: str, initial: str, advice: str) -> None:
+    leaves, specs = tf.nest.flatten(state), tf.nest.flatten(spec)
     if len(leaves) != len(specs):
         raise InvalidArgument(
-            f"{whose} has another structure than init_client gives: {_difference(state, spec)}. {advice}"
+            f"{whose} has another structure than {initial} gives: {_difference(state, spec)}. {advice}"
         )
     for place, (leaf, of, shape) in enumerate(zip(leaves, specs, shapes, strict=True)):
         if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
@@ -67,7 +85,7 @@ def check_given(state: Any, spec: Any, shapes: Sequence, whose: str) -> None:
         if leaf.dtype != of.dtype or not wanted.shape.is_compatible_with(leaf.shape):
             name = tree.names(spec, "the only array")[place]
             raise InvalidArgument(
-                f"{whose} has {name} as {_kind(leaf)}, but init_client gives {_kind(wanted)}. {advice}"
+                f"{whose} has {name} as {_kind(leaf)}, but {initial} gives {_kind(wanted)}. {advice}"
             )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfpfl.checks import InvalidArgument, check_choice, check_listed, check_type, check_whole, unknown
+from tfpfl.checks import InvalidArgument, check_choice, check_listed, check_type, check_whole_number, unknown
 from tfpfl.data.layout import is_several, shape_text
 from tfpfl.data.randomness import ModelKey, check_model_seed
 
@@ -113,7 +113,7 @@ def build_network(
             f"{name} takes one array, and examples are several: {shape_text(input_shape)}. Give a Keras model of your "
             "own"
         )
-    check_whole(1, **{f"dimension {d} of input_shape": size for d, size in enumerate(input_shape)})
+    check_whole_number(1, **{f"dimension {d} of input_shape": size for d, size in enumerate(input_shape)})
     stack = [type(layer).from_config({**layer.get_config(), "dtype": dtype}) for layer in NETWORKS[name]()]
     try:
         model = keras.Sequential([keras.Input(tuple(input_shape), dtype=dtype), *stack], name=name)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.scalar.summary import scalar_pb
 
-from tfpfl.checks import InvalidArgument, check_choice, check_whole, warn_user
+from tfpfl.checks import InvalidArgument, check_choice, check_whole_number, warn_user
 from tfpfl.data.kinds import ACCURACY
 from tfpfl.runs.metrics import DIRECTIONS, NEITHER
 
@@ -142,7 +142,7 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, patience: int, monitor: str | None = None, mode: str | None = None):
-        check_whole(1, patience=patience)
+        check_whole_number(1, patience=patience)
         if mode is not None:
             check_choice(mode=(mode, DIRECTIONS))
         self.patience, self.monitor, self.mode = patience, monitor, mode

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.algorithms.transforms.schedule import at_round
 from tfpfl.algorithms.transforms.screening import REASONS
-from tfpfl.checks import InvalidArgument, TfpflError, check_whole, traced_by_design
+from tfpfl.checks import InvalidArgument, TfpflError, check_whole_number, traced_by_design
 from tfpfl.data.client_names import number_and_name
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.federation import Federation
@@ -131,7 +131,7 @@ class Training:
             InvalidArgument: `rounds` is less than 1 or no int, or there is an aggregator and not the TFF engine on
                 one worker.
         """
-        check_whole(1, rounds=rounds)
+        check_whole_number(1, rounds=rounds)
         if self.aggregator is not None and (self.engine != "tff" or self.machines.workers):
             raise InvalidArgument(
                 f"a TFF aggregator needs engine 'tff' with one worker, found engine {self.engine!r} and "

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tfpfl.algorithms.contract import check_is_algorithm
-from tfpfl.checks import InvalidArgument, check_listed, check_rates, check_type, check_whole
+from tfpfl.checks import InvalidArgument, check_listed, check_rates, check_type, check_whole_number
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.reading import split_number
 from tfpfl.engines.engine import check_engine, check_grouping
@@ -44,7 +44,7 @@ def check_training(training: Any) -> None:
         check_recipe(training.recipe)
     check_fits(training.algorithm, training.federation)
     check_rates(passes=training.passes)
-    check_whole(0, evaluate_every=training.evaluate_every)
+    check_whole_number(0, evaluate_every=training.evaluate_every)
     if training.quorum is not None and not callable(training.quorum):
         raise InvalidArgument(
             f"quorum must be a function (number of clients that began) -> how many must come back; found "

@@ -26,7 +26,7 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.algorithms.transforms.normalization import with_fixed_statistics
-from tfpfl.checks import InvalidArgument, check_rates, check_type, check_whole, unknown
+from tfpfl.checks import InvalidArgument, check_rates, check_type, check_whole_number, unknown
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
@@ -171,7 +171,7 @@ def adapt_clients(
             "a client of this method becomes personal only by taking part in rounds (its `adapt` is None; its file in "
             "tfpfl/algorithms says why)"
         )
-    check_whole(0, epochs=epochs)
+    check_whole_number(0, epochs=epochs)
     ids, threads = _new_ids(algorithm.population, federation, client_ids), check_threads(threads)
     readers = federation_readers(algorithm, federation, [split])
     visits = _visits(algorithm, federation, ids, seed, round_num)

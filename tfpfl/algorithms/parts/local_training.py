@@ -11,7 +11,7 @@ from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.optimizers import OptimizerChoice
 from tfpfl.algorithms.parts.schedules import factor, paced, rate
-from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates, check_whole
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates, check_whole_number
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Fold
 from tfpfl.models import passes, tree
@@ -181,7 +181,7 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
     work = {f"steps{suffix}": (steps, at_least), f"epochs{suffix}": (epochs, at_least), "batch_size": (batch_size, 1)}
     for name, (value, low) in work.items():
         if value is not None:
-            check_whole(low, **{name: value})
+            check_whole_number(low, **{name: value})
     check_fractions(straggler=straggler)
 
     def loop(body, carry, data: ClientData, first=0):
