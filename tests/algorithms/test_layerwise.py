@@ -184,6 +184,12 @@ def test_a_stiff_distance_warns(data):
     layerwise(data.model, data.population, l_2=50.0, eta=0.1, implicit_prox=True)
 
 
+def test_work_on_a_model_that_is_not_trained_warns(data):
+    with pytest.warns(UserWarning, match="steps_p and epochs_p are PM-A's work on p_i"):
+        layerwise(data.model, data.population, scheme="pm_b", steps_p=3)
+    layerwise(data.model, data.population, scheme="pm_a", steps_p=3)
+
+
 def test_refusals(data):
     for wrong in (
         {"kappa": 1.1},

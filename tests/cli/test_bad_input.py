@@ -78,7 +78,7 @@ def test_a_configuration_that_can_be_seen_to_be_wrong(given, message):
         ({"hyperparameters": {"rule": "eq4"}}, "rule must be one of exact, eq3; found 'eq4'"),
         ({"engine": "tf"}, "unknown engine 'tf'; did you mean 'tff'"),
         ({"network": "mlp20"}, "unknown network 'mlp20'; did you mean 'mlp200'"),
-        ({"network": "cifar_2conv"}, "cifar_2conv needs larger images than"),
+        ({"network": "cifar_2conv"}, "cifar_2conv is for images .height, width, channels."),
         ({"head_init": "zero"}, "unknown head_init 'zero'"),
         ({"labels": "both"}, "unknown label space 'both'"),
         ({"sampling": "range", "sampling_range": (2, 7)}, "goes up to 7 but there are 6 clients"),

@@ -95,6 +95,8 @@ def test_default_networks_and_bad_requests():
         build_network("lenet", (28, 28, 1))
     with pytest.raises(ValueError, match=r"fedavg_cnn needs larger images than \(8, 8, 1\)"):
         build_network("fedavg_cnn", (8, 8, 1))
+    with pytest.raises(ValueError, match=r"cifar_2conv is for images .*an example has the shape \(5,\)"):
+        build_network("cifar_2conv", (5,))
 
 
 GRADIENTS = """

@@ -170,6 +170,13 @@ def test_a_study_may_leave_out_what_has_a_default(search, told):
     assert told in about["search"] and "20% of the people in each" in str(about)
 
 
+def test_the_page_tells_the_participation_of_every_method():
+    methods = {"local": {}, "fedavg": {"participation": 0.5}, "fedper": {"participation": 0.5}}
+    about = _about(Study.of({"run": {"rounds": 7}, "data": {"digits": {}}, "methods": methods}))
+    told = [f"7 rounds with {share} of the people in each" for share in ("20%", "50%")]
+    assert f"{told[0]} (Local); {told[1]} (FedAvg, FedPer), 0 people kept out" in about["data"]
+
+
 def test_errors_are_better_where_they_are_smaller_and_count_in_percent_of_the_baselines():
     """RMSE of 0.4 to 0.8: no gain is as large as a point, and 1 % is."""
     records = {

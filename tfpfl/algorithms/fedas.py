@@ -118,7 +118,7 @@ def fedas(
         epochs_align, batch_size_align: its passes over the client's examples, >= 1, and the examples in one of its
             mini-batches, >= 1; None for all.
         weighting: a client's weight in the average: 'fisher' (f_i), 'examples' (N_i / sum_{j in S} N_j) or 'uniform'
-            (1 / r).
+            (1 / r). An aggregator that counts all clients the same, such as median, makes each of them uniform.
         fisher: F_i: 'batches' (the sum above, over the examples in their order, with batch_size) or 'examples' (the
             mean over examples of |grad l|^2, the trace of the empirical Fisher information).
         init: theta_i before the first visit: 'w0' (the backbone of round 0) or 'first_broadcast' (the theta that the

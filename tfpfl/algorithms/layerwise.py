@@ -29,7 +29,7 @@ from tfpfl.algorithms.parts.adaptation import adaptation, near
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
-from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_penalty, check_rates, warn_user
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
@@ -144,7 +144,8 @@ def layerwise(
             steps, epochs or batch_size is below 1, or steps and epochs are both given; the same for steps_p and
             epochs_p; penalty_kind, layer_weights, scheme or weighting is not one of the values above; implicit_prox is
             given for another penalty; clients have different numbers of classes (this method shares one head) and the
-            population has no `num_labels`. Warns if eta l_2 >= 2 and the step is explicit: such steps diverge.
+            population has no `num_labels`. Warns if eta l_2 >= 2 and the step is explicit: such steps diverge; and if
+            PM-B is given work on p_i, which it does not train.
 
     Source:
         The thesis on layer-wise regularization and personalized mixing; its method chapter is lost, the formulas are a
@@ -166,6 +167,8 @@ def layerwise(
     base = fedavg(model, population, steps=steps, epochs=epochs, weighting=weighting, **solver)
     if steps_p is None and epochs_p is None:
         steps_p, epochs_p = steps, epochs
+    elif scheme == "pm_b":
+        warn_user("steps_p and epochs_p are PM-A's work on p_i; with scheme='pm_b' p_i is not trained: leave them out")
     solver |= {"straggler": straggler, "prox": l_2 if implicit_prox else 0.0, "implicit_prox": implicit_prox}
     solve = local_solver(steps=steps, epochs=epochs, **solver)
     solve_p = local_solver(steps=steps_p, epochs=epochs_p, suffix="_p", name="eta", **solver)

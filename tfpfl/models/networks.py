@@ -115,6 +115,11 @@ def build_network(
         )
     check_whole_number(1, **{f"dimension {d} of input_shape": size for d, size in enumerate(input_shape)})
     stack = [type(layer).from_config({**layer.get_config(), "dtype": dtype}) for layer in NETWORKS[name]()]
+    if len(input_shape) != 3 and any(isinstance(layer, layers.Conv2D) for layer in stack):
+        raise InvalidArgument(
+            f"{name} is for images (height, width, channels), and an example has the shape {tuple(input_shape)}. Use "
+            "mlp200 or another network"
+        )
     try:
         model = keras.Sequential([keras.Input(tuple(input_shape), dtype=dtype), *stack], name=name)
     except ValueError as error:

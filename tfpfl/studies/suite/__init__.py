@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs.files import write_whole
-from tfpfl.studies.study.file import Study
+from tfpfl.studies.study.file import DataSet, Study
 from tfpfl.studies.study.run import run_study
 from tfpfl.studies.suite.measures import measured
 from tfpfl.studies.suite.page import DataResult, markdown, page
@@ -65,14 +65,23 @@ def run_suite(
     return found, out / "suite.html"
 
 
+def _rounds(study: Study, data: DataSet) -> str:
+    """Rounds and participation with these data; where a method has its own, each with its methods."""
+    found: dict[str, list[str]] = {}
+    for method in study.methods:
+        config = study.config(data, method, {}, study.seeds[0])
+        share = f"{config.rounds} rounds with {config.participation:.0%} of the people in each"
+        found.setdefault(share, []).append(method.title)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"{share} ({', '.join(titles)})" for share, titles in found.items())
+
+
 def _about(study: Study) -> dict[str, str]:
     search, of_data = study.search, []
     for data in study.data:
         config = study.config(data, study.methods[0], {}, study.seeds[0])
-        of_data.append(
-            f"{data.title}: {config.rounds} rounds with {config.participation:.0%} of the people in each, "
-            f"{config.new_clients} people kept out"
-        )
+        of_data.append(f"{data.title}: {_rounds(study, data)}, {config.new_clients} people kept out")
     settings = search.settings or max(len(study.settings(method)) for method in study.methods)
     return {
         "methods": ", ".join(method.title for method in study.methods),
