@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import threading
 from pathlib import Path
 
 
@@ -18,13 +19,15 @@ def describe_content(content: bytes) -> dict:
 def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> None:
     """Writes a file. If the process is killed meanwhile, or the power is gone, the old or the new one is there, whole.
 
+    Several threads or processes may write the same file; it is then one of theirs, whole.
+
     Args:
         path: the file; its folder exists.
         content: what it shall hold.
         mode: its permissions.
     """
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
             file.write(content)
