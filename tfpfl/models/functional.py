@@ -82,8 +82,17 @@ class PureModel:
         """Lets the layers read these values instead of their variables."""
         if self._slots is None:
             # The same as `model.stateless_call`, which fails for models whose `call` has no argument `training`.
-            with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
+            scope = keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True)))
+            given = [scope.get_current_value(variable) for variable in self._variables]
+            with scope:
                 yield
+            now = [scope.get_current_value(variable) for variable in self._variables]
+            changed = [v.path for v, a, b in zip(self._variables, given, now, strict=True) if a is not b]
+            if changed:
+                raise InvalidArgument(
+                    f"a layer changes its weights {', '.join(changed)} when it is called, and this change would be "
+                    "lost: what it counts would differ from engine to engine. Leave out assign in the layer's call"
+                )
             return
         with _swapped(self._slots, values):
             yield
@@ -102,7 +111,8 @@ def functional(model: keras.Model) -> tuple[tuple[np.ndarray, ...], PureModel]:
 
     Raises:
         InvalidArgument: the model has a layer that draws random numbers in a way that cannot be replaced; or, with
-            Keras 2, a layer keeps weights elsewhere than in its attributes.
+            Keras 2, a layer keeps weights elsewhere than in its attributes. `apply` raises it if, with Keras 3, a layer
+            assigns to its weights.
     """
     return tuple(np.asarray(v) for v in model.trainable_weights), PureModel(model)
 
