@@ -151,6 +151,25 @@ def test_wilcoxon_by_enumeration_of_all_signs():
     assert other_way.p_value == pytest.approx(np.mean(patterns @ ranks <= w))
 
 
+@pytest.mark.parametrize("alternative", ["greater", "two-sided"])
+def test_the_signed_rank_test_is_exact_with_ties(alternative):
+    """Clients with ten test examples have many equal gains."""
+    rng = np.random.default_rng(3)
+    for n in range(1, 13):
+        differences = rng.integers(1, 5, n) * rng.choice([-1, 1, 1], n)
+        ranks = scipy.stats.rankdata(np.abs(differences))
+        sums = ((np.arange(2**n)[:, None] >> np.arange(n)) & 1) @ ranks
+        w = ranks[differences > 0].sum()
+        above, below = np.mean(sums >= w), np.mean(sums <= w)
+        expected = above if alternative == "greater" else min(1, 2 * min(above, below))
+        assert statistics.signed_rank_p(differences, alternative) == pytest.approx(expected, rel=1e-12)
+    for n, method in ((statistics.EXACT_PAIRS, "exact"), (statistics.EXACT_PAIRS + 1, "approx")):
+        differences = rng.normal(0.3, size=n)
+        expected = scipy.stats.wilcoxon(differences, alternative=alternative, method=method).pvalue
+        assert statistics.signed_rank_p(differences, alternative) == pytest.approx(expected, rel=1e-9)
+    assert math.isnan(statistics.signed_rank_p([], alternative))
+
+
 def test_wilcoxon_of_equals_says_nothing():
     found = statistics.wilcoxon([0.5, 0.6], [0.5, 0.6])
     assert math.isnan(found.p_value) and (found.pairs, found.zeros) == (0, 2)
@@ -207,6 +226,6 @@ def test_who_diverged_with_both_has_gained_nothing_and_infinite_gains_rank_highe
     np.testing.assert_array_equal(statistics.gains(values, than), [0, INF, -INF, -0.5, -1, NAN])
     assert math.isnan(statistics.mean_over_clients(statistics.gains(values, than)))
     assert statistics.share_worse(values, than, "min") == 1 / 5
-    expected = scipy.stats.wilcoxon([-9, 9, 0.5, 1], alternative="greater")
-    assert statistics.wilcoxon(values, than, "min") == (expected.statistic, expected.pvalue, 4, 1)
+    # Ranks 3.5, 3.5, 1 and 2: 6.5 for those that gain; 6 of the 16 patterns of signs have that or more.
+    assert statistics.wilcoxon(values, than, "min") == (6.5, 6 / 16, 4, 1)
     assert not recwarn.list

@@ -17,6 +17,7 @@ from tfpfl.models.heads import head_kind
 from tfpfl.models.weights import Head
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.run import Run
+from tfpfl.runs.statistics import signed_rank_p
 from tfpfl.studies.advice import LEVEL, HeldOut, advise, benjamini_hochberg, decide
 from tfpfl.studies.records import Record
 from tfpfl.studies.shared_head import Examples, fit_shared, measured
@@ -323,7 +324,7 @@ def test_equal_gains_have_equal_ranks_whatever_rounding_does():
     """0.9 - 0.7 and 0.4 - 0.2 differ in the last bit. The truth is the test of tenths, which are whole numbers."""
     own, shared = [10, 10, 10, 4, 10, 10, 2, 3, 9, 0, 7], [9, 7, 9, 2, 8, 10, 0, 4, 7, 1, 5]
     differences = np.subtract(own, shared)
-    truth = scipy.stats.wilcoxon(differences[differences != 0]).pvalue
+    truth = signed_rank_p(differences[differences != 0], "two-sided")
     same = np.ones(3)
     by_score = decide(
         [HeldOut(i, "", same, same, a / 10, b / 10) for i, (a, b) in enumerate(zip(own, shared, strict=True))], ACCURACY

@@ -219,16 +219,47 @@ def wilcoxon(values, than, direction: str = "max") -> Wilcoxon:
 
     With direction='min', where smaller is better, it tests that they have less.
 
-    FedAMP (arXiv 2007.03797) reports this test. Zero differences are left out. The p-value is scipy's: exact for few
-    pairs without ties, otherwise from the normal approximation; NaN if no pair differs. Infinite gains have the highest
-    ranks.
+    FedAMP (arXiv 2007.03797) reports this test. Zero differences are left out; see `signed_rank_p` for the p-value.
+    Infinite gains have the highest ranks.
     """
     present = ranked(_present(gains(values, than) * (1 if direction == "max" else -1)))
-    zeros = int((present == 0).sum())
-    if zeros == len(present):
+    differences = present[present != 0]
+    zeros = len(present) - len(differences)
+    if not len(differences):
         return Wilcoxon(math.nan, math.nan, 0, zeros)
-    found = stats.wilcoxon(present[present != 0], alternative="greater")
-    return Wilcoxon(float(found.statistic), float(found.pvalue), len(present) - zeros, zeros)
+    ranks = stats.rankdata(np.abs(differences))
+    w_plus = float(ranks[differences > 0].sum())
+    return Wilcoxon(w_plus, signed_rank_p(differences, "greater"), len(differences), zeros)
+
+
+EXACT_PAIRS = 50
+
+
+def signed_rank_p(differences, alternative: str) -> float:
+    """The p-value of Wilcoxon's signed-rank test; NaN without differences.
+
+    It is exact for up to `EXACT_PAIRS` differences, with ties too: the share of the 2^n sign patterns whose rank sum is
+    at least as extreme as the one found. For more it is scipy's normal approximation. (With ties, releases of scipy
+    differ in when they approximate: p-values below 0.05 of 10 to 50 pairs were 0.75 to 1.4 times the exact ones.)
+
+    Args:
+        differences: [n], finite and not 0.
+        alternative: 'greater' (one-sided) or 'two-sided'.
+    """
+    differences = np.asarray(differences, np.float64)
+    if len(differences) > EXACT_PAIRS:
+        return float(stats.wilcoxon(differences, alternative=alternative).pvalue)
+    if not len(differences):
+        return math.nan
+    ranks = np.rint(2 * stats.rankdata(np.abs(differences))).astype(int)  # twice the ranks: ties have halves
+    share = np.zeros(ranks.sum() + 1)  # share[w]: of the sign patterns, those with the rank sum w
+    share[0] = 1
+    for rank in ranks:
+        share[rank:] = share[rank:] + share[:-rank]
+        share /= 2
+    w_plus = ranks[differences > 0].sum()
+    above, below = share[w_plus:].sum(), share[: w_plus + 1].sum()
+    return float(above if alternative == "greater" else min(1.0, 2 * min(above, below)))
 
 
 def ranked(differences) -> np.ndarray:

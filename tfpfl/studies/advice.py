@@ -196,7 +196,7 @@ def _over_clients(gains: np.ndarray) -> tuple[float, float, float, float]:
         return mean, half, 1.0, 0.0
     plus = float(stats.rankdata(np.abs(differ)) @ (differ > 0))
     side = plus - len(differ) * (len(differ) + 1) / 4
-    return mean, half, float(stats.wilcoxon(differ).pvalue), side
+    return mean, half, statistics.signed_rank_p(differ, "two-sided"), side
 
 
 def _said(gain: float, p_value: float, side: float) -> int:
