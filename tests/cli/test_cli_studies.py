@@ -11,6 +11,8 @@ from click.testing import CliRunner
 
 from helpers.made_records import made
 from tfpfl.cli import main
+from tfpfl.runs.protocols import EV_LOCAL
+from tfpfl.studies import plots
 from tfpfl.studies.papers import EXPERIMENTS
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION, Candidate
@@ -48,8 +50,11 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
     assert all((r.config.labels, r.config.dropout) == ("global", 0.1) for r in records)
     assert [r.config.schedule for r in records] == ["cosine:0.0:3", "cosine:0.0:3"]
 
-    again = call("compare", out / "pflego-s0", out / "local-s0", "--protocol", "EV-local")
+    pair, drawn = (out / "pflego-s0", out / "local-s0"), (tmp_path / "drawn.png", tmp_path / "expected.png")
+    again = call("compare", *pair, "--protocol", "EV-local", "--plot", drawn[0])
     assert "right after its local work" in " ".join(again.split())
+    plots.write_picture(plots.curves([Record.read(run) for run in pair], protocol=EV_LOCAL), drawn[1])
+    assert drawn[0].read_bytes() == drawn[1].read_bytes()
 
 
 @pytest.mark.parametrize(

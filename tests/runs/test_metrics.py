@@ -26,7 +26,7 @@ from tfpfl.data import Sampling
 from tfpfl.data.kinds import KINDS
 from tfpfl.runs import EarlyStopping, Metric, Run, RunConfig, metrics, own_metrics, read_config, register_metric
 from tfpfl.runs.metrics import METRICS
-from tfpfl.runs.protocols import EV_ALL, LOCAL_COPY, PROTOCOLS, Score, curve, find, results
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, LOCAL_COPY, PROTOCOLS, Score, curve, find, results
 from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.studies import Record, comparison, tables
 from tfpfl.studies.paper_tables import paper_table
@@ -336,6 +336,28 @@ def test_a_client_for_which_a_metric_is_not_defined_is_left_out_of_every_mean():
     pooled = find(found, PROTOCOLS["pfllib"])
     assert pooled.metrics == {"r2": pytest.approx((10 * 0.8 + 30 * 0.6) / 40)} and pooled.score == 0.5
     assert math.isnan(find(results(rows[2:]), PROTOCOLS["pfllib"]).metrics["r2"])
+
+
+def test_a_round_in_which_a_metric_is_defined_for_no_client_is_left_out():
+    """Its NaN had been the mean of ten rounds."""
+    rows = [
+        Score(t, i, "local copy", "test", 5, 0.5, 0.5, {"f1": value, "g": math.nan})
+        for t, values in enumerate([(0.2, 0.4), (math.nan, math.nan), (math.nan, 0.6)], 1)
+        for i, value in enumerate(values)
+    ]
+    found = find(results(rows), EV_LOCAL)
+    assert found.rounds == [1, 2, 3] and found.metrics["f1"] == pytest.approx((0.3 + 0.6) / 2)
+    assert math.isnan(found.metrics["g"])
+
+
+def test_a_metric_is_not_called_as_a_column_of_tables_is():
+    """Each of these would have replaced that column."""
+    one_word = [column for column in ("algorithm", "pairs", "score", *comparison.COLUMNS) if column.isidentifier()]
+    assert sorted(metrics.OF_TABLES) == sorted(set(one_word) - {"accuracy"})
+    for name in metrics.OF_TABLES:
+        with pytest.raises(InvalidArgument, match=f"{name} is the name of a column of tfpfl's tables"):
+            metrics.register_metric(Metric(name, metrics.macro_f1))
+        assert name not in METRICS
 
 
 def test_tables_show_a_metric_whose_function_is_not_known(monkeypatch):

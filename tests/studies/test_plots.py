@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
@@ -67,6 +68,17 @@ def test_bands_are_the_interval_over_seeds(records):
             at = corners[corners[:, 0] == t, 1]
             ends = np.clip([100 * (mean - half), 100 * (mean + half)], 0, 100)  # no accuracy is beyond
             assert [at.min(), at.max()] == pytest.approx(ends)
+
+
+def test_bands_of_losses_below_0_are_around_their_line(records):
+    """Such as the loss of counts, which has no least value; the band was cut off at 0, above the line."""
+    lower = [replace(r, evaluations=[e._replace(loss=e.loss - 9) for e in r.evaluations]) for r in records]
+    here, there = (plots.curves(each, y="loss").axes[0].collections for each in (records, lower))
+    assert len(here) == len(there) == 2
+    for band, moved in zip(here, there, strict=True):
+        corners, low = band.get_paths()[0].vertices, moved.get_paths()[0].vertices
+        assert corners[:, 1].min() > 0  # nothing is cut off in the first figure
+        np.testing.assert_allclose(low[:, 1], corners[:, 1] - 9)
 
 
 def test_curves_of_another_protocol_and_of_training(records):

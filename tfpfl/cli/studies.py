@@ -96,7 +96,8 @@ PROTOCOLS = (
 @click.option(
     "--plot",
     type=Picture(path_type=Path),
-    help="Draw the score over rounds, with bands over seeds, into this picture file. Default: no file.",
+    help="Draw the score over rounds, with the model, clients and mean of --protocol and bands over seeds, into this "
+    "picture file. Default: no file.",
 )
 @run_options(RUN_NAMES)
 def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, plot, allow_code, allow_download, **kw):
@@ -182,7 +183,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     if plot:
         from tfpfl.studies.plots import curves, write_picture
 
-        write_picture(curves(records), plot)
+        write_picture(curves(records, protocol=wanted), plot)
 
 
 @main.command(

@@ -38,6 +38,7 @@ ALWAYS = {"accuracy": "max", "loss": "min"}  # what every evaluation of classes 
 DIRECTIONS = ("max", "min")
 NEITHER = "neither"  # the direction of a metric of which a certain number is best, such as a coverage of Q
 _TAKEN = (*ALWAYS, "examples", "correct", "logits", "outputs", "finite", "rejected", "clients", "round", "seconds")
+OF_TABLES = ("algorithm", "score", "seeds", "rounds", "seen", "pairs", "std", "Jain", "Gini", "passes")  # columns
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,13 @@ def register_metric(metric: Metric | Callable[[np.ndarray, np.ndarray], float]) 
             metric of this name is replaced.
 
     Raises:
-        InvalidArgument: the name is that of a metric of tfpfl, or cannot be one.
+        InvalidArgument: the name is that of a metric of tfpfl or of a column of its tables, or cannot be one.
     """
     metric = metric if isinstance(metric, Metric) else _of_function(metric)
+    if metric.name in OF_TABLES:
+        raise InvalidArgument(
+            f"{metric.name} is the name of a column of tfpfl's tables, which it would replace: take another name"
+        )
     if metric.name in _FOREVER and metric != METRICS[metric.name]:
         raise InvalidArgument(f"{metric.name} is the name of a metric of tfpfl: take another name")
     METRICS[metric.name] = metric

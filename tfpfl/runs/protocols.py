@@ -132,7 +132,7 @@ class Result(NamedTuple):
     loss: float  # mean loss
     num_clients: int  # clients that have examples in this split, in the last of the rounds
     rounds: list  # the rounds over which this is the mean
-    metrics: Mapping[str, float] = {}  # {name: mean} of the other metrics that the run asked for
+    metrics: Mapping[str, float] = {}  # {name: mean, over the rounds that have it} of other metrics the run asked for
     named: ScoreName = ACCURACY  # what the score is called, its unit and direction
 
     @property
@@ -383,7 +383,8 @@ def _result(wanted: Protocol, by_round: dict, named: ScoreName) -> Result:
         num_clients=statistics.num_tested([e.score for e in by_round[max(by_round)]]),
         rounds=sorted(by_round),
         metrics={
-            name: over_rounds(lambda rows: _mean(rows, wanted.mean, named, name))  # noqa: B023 - used at once
+            # A round in which it is defined for no client is left out, as such clients are in the others.
+            name: statistics.mean_over_clients([_mean(rows, wanted.mean, named, name) for rows in by_round.values()])
             for name in metrics_of(e for rows in by_round.values() for e in rows)
         },
         named=named,

@@ -95,9 +95,11 @@ def curves(
     means = np.concatenate([mean[np.isfinite(mean)] for each in shown for *_, mean, _ in each])
     fraction = is_score and named.is_fraction
     logarithmic = not fraction and bool(len(means) and means.max() > 20 * means.min() > 0)
-    # A band of two seeds reaches 12.7 standard errors to each side: it ends where no accuracy or loss can be. On a
-    # logarithmic axis 0 is infinitely far away; a band that reaches it ends at half the least mean.
-    possible = (means.min() / 2 if logarithmic else 0.0, 1.0 if fraction else np.inf)
+    # A band of two seeds reaches 12.7 standard errors to each side: it ends where no accuracy or loss can be. (Some
+    # losses, such as that of counts, can be below 0.) On a logarithmic axis 0 is infinitely far away; a band that
+    # reaches it ends at half the least mean.
+    least = 0.0 if fraction or means.min(initial=0.0) == 0 else -np.inf
+    possible = (means.min() / 2 if logarithmic else least, 1.0 if fraction else np.inf)
     for panel, side, its_lines in zip(all_axes, panels, shown, strict=True):
         _draw(its_lines, panel, x, divisor, factor, possible)
         panel.set_title(side.words, fontsize=8.5)
