@@ -34,7 +34,9 @@ def federation(tmp_path_factory):
     for i, name in enumerate(["north", "=south", "east", "Zoë"]):
         y = rng.integers(0, 2, 24) + i % 2
         clients[name] = (rng.normal(size=(24, 3)).astype("float32") + y[:, None], y)
-    return Federation.from_clients(clients, name="four", out=tmp_path_factory.mktemp("own") / "four", class_names="abc")
+    return Federation.from_clients(
+        clients, name="four", out=tmp_path_factory.mktemp("own") / "four", class_names=["a", "b", "c"]
+    )
 
 
 @pytest.fixture
