@@ -399,10 +399,10 @@ def test_an_own_part_may_be_any_weight(name):
     _, states = run(whole, toy, rounds=3)
     if name == "fedavg":
         alone = fedper(toy.model, toy.population, steps=3, eta=0.1)  # of one client, what the server adds is its own
-        head = toy.model.shared_head(max(CLASSES))
-        one, _ = run(alone, toy, cohort=[2], states={2: head}, rounds=1)
-        _, own = run(whole, toy, cohort=[2], rounds=1)
-        assert distance(own[2].own, one) < 1e-12
+        head, client = toy.model.shared_head(max(CLASSES)), CLASSES.index(max(CLASSES))  # its own head is as wide
+        one, _ = run(alone, toy, cohort=[client], states={client: head}, rounds=1)
+        _, own = run(whole, toy, cohort=[client], rounds=1)
+        assert distance(own[client].own, one) < 1e-12
     assert len(states[0].own) == 4 and distance(states[0].own, states[1].own) > 1e-4
     with pytest.raises(ValueError, match="each of theta's 4 weights, found 3"):
         own_part(algorithm, [True] * 3)

@@ -1,5 +1,6 @@
 """FedPer against GradientTape, against PFLEGO, and as FedAvg whose head stays at home."""
 
+import numpy as np
 import pytest
 
 from helpers.marks import slow_but
@@ -50,10 +51,11 @@ def test_it_is_fedavg_whose_head_stays_at_home(data, weighting):
         assert distance(found.update, expected.update.theta) < 1e-9
         assert distance(algorithm.local_model(w.theta, found), average.local_model(w, expected)) < 1e-9
         assert distance((found.weight, found.metrics), (expected.weight, expected.metrics)) < 1e-9
-    alone, states = play(algorithm, data, [(1,)] * 3, server=w.theta, states={1: w.head})
-    expected, _ = play(average, data, [(1,)] * 3, server=w)
+    all_classes = int(np.argmax(data.population.num_classes))  # its own head is as wide as the shared one
+    alone, states = play(algorithm, data, [(all_classes,)] * 3, server=w.theta, states={all_classes: w.head})
+    expected, _ = play(average, data, [(all_classes,)] * 3, server=w)
     assert distance(alone, [server.theta for server in expected]) < 1e-9
-    assert distance(states[1], expected[-1].head) < 1e-9
+    assert distance(states[all_classes], expected[-1].head) < 1e-9
 
 
 def test_personal_models_have_their_own_width(data):
