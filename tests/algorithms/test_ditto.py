@@ -18,7 +18,8 @@ def data():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("eta_p", slow_but([0.1, 0.3], 0.3))
-def test_without_lambda_the_personal_models_are_local_training(data, eta_p):
+def test_without_lambda_the_personal_models_are_local_training(eta_p):
+    data = toy(classes=(4,) * 5)  # own heads are as wide as the shared one
     algorithm = ditto(data.model, data.population, lam=0.0, eta=0.1, eta_p=eta_p, **SOLVER)
     start = {i: state.v for i, state in initial_states(algorithm, data.population).items()}
     _, expected = play(local(data.model, data.population, eta=eta_p, **SOLVER), data, states=start)

@@ -182,7 +182,8 @@ def test_rounds_in_which_clients_are_missing(data, build):
 @pytest.mark.parametrize(
     ("build", "options"), [(fedamp, {"alpha": 1e-14, "sigma": 1.0}), (heurfedamp, {"self_weight": 1.0})]
 )
-def test_without_attention_and_penalty_it_is_local_training(data, build, options):
+def test_without_attention_and_penalty_it_is_local_training(build, options):
+    data = toy(classes=(4,) * 5)  # own heads are as wide as the shared one
     algorithm = build(data.model, data.population, lam=0.0, **options, **SOLVER)
     start = initial_states(algorithm, data.population)
     _, expected = play(local(data.model, data.population, **SOLVER), data, states=start)
