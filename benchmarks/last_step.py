@@ -33,7 +33,7 @@ def ends(head, phi, targets, kind, tau, beta, last):
     def fitted(steps, rate):
         return inner_steps(head, phi, targets, steps, as_optimizer("sgd", rate, what="beta"), True, kind)
 
-    before, loss, errors = fitted(tau - 1, beta)
+    before, loss, errors, _ = fitted(tau - 1, beta)
     smooth = float(heads.smoothness(phi, kind))
 
     def step(rate):

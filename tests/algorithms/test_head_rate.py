@@ -8,7 +8,7 @@ from helpers.marks import slow_but
 from helpers.toys import client_loss, distance, initial_states, toy, toy_of
 from tfpfl.algorithms import pflego
 from tfpfl.algorithms.parts import linear_head as heads
-from tfpfl.algorithms.pflego import LAST, last_steps
+from tfpfl.algorithms.pflego import LAST, head_steps
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
@@ -139,8 +139,12 @@ def test_an_unknown_head_rate(data):
 
 def test_the_warning_is_about_the_last_rounds():
     calm, wild = [{"raised": 0.1}] * LAST, [{"raised": 0.4}] * LAST
-    assert last_steps(wild + calm) is None and last_steps(wild[1:]) is None and last_steps([{}] * LAST) is None
-    assert "for 40% of the examples" in last_steps(calm + wild)
+    assert head_steps(wild + calm) is None and head_steps(wild[1:]) is None and head_steps([{}] * LAST) is None
+    assert "the last step of a head raised the client's loss for 40% of the examples" in head_steps(calm + wild)
+    taken_back = head_steps([{"restored": 0.9, "raised": 0.1}] * LAST)
+    assert "for 90% of the examples, and were taken back (safeguard): beta is too large" in taken_back
+    assert "last step" not in taken_back
+    assert head_steps([{"restored": 0.9, "raised": 0.4}] * LAST).count("in the last 20 rounds") == 2
 
 
 def features_of_mean_0():

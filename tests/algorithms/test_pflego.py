@@ -229,6 +229,21 @@ def test_the_safeguard_restores_a_head_that_the_inner_steps_made_worse(data, sta
     assert 0 < len(worse) < len(data.ids)
     for i in data.ids:
         assert identical(guarded[i], start[1][i] if i in worse else free[i])
+        for safeguard in (True, False):
+            algorithm = pflego(data.model, data.population, rho=0.0, safeguard=safeguard, **huge)
+            found = algorithm.client_update(start[0], start[1][i], data.visit(i)).metrics
+            assert bool(found["restored"]) == (safeguard and i in worse)
+
+
+@pytest.mark.parametrize("inner_opt", ["gd", "newton"])
+def test_rounding_at_a_minimum_is_no_head_that_was_restored(data, start, inner_opt):
+    """At the minimum of a client's loss its steps change nothing but rounding, up or down."""
+    visit, options = data.visit(3), {"rho": 0.0, "beta": 0.5}
+    fit = pflego(data.model, data.population, tau=41, inner_opt="newton", **options)
+    head = fit.client_update(start[0], start[1][3], visit).state
+    for tau in range(2, 9):
+        again = pflego(data.model, data.population, tau=tau, inner_opt=inner_opt, **options)
+        assert not again.client_update(start[0], head, visit).metrics["restored"]
 
 
 def head_slope(data, theta, head, i) -> float:
@@ -308,12 +323,12 @@ def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
 
 
 def test_what_leaves_a_client(data):
-    """What leaves is theta's gradient, alpha_i, the loss and whether the last step raised it; the head stays."""
+    """What leaves is theta's gradient, alpha_i, the loss and whether steps raised it; the head stays."""
     algorithm = pflego(data.model, data.population, tau=4)
     theta, visit = algorithm.init_server().theta, data.visit(3)
     output = algorithm.client_update(theta, algorithm.init_client(visit.info), visit)
     assert [u.shape for u in output.update] == [w.shape for w in theta]
-    assert isinstance(output.state, Head) and set(output.metrics) == {"loss", "raised"}
+    assert isinstance(output.state, Head) and set(output.metrics) == {"loss", "raised", "restored"}
     assert float(output.weight) == pytest.approx(7 / 31)
 
 

@@ -56,7 +56,7 @@ def test_heads_are_at_the_clients_and_nowhere_else(tff, algorithm, federation):
     for placed in (*at_server, *new_at_server):  # the state's shapes are those of theta and of Adam's slots
         assert "kernel" not in placed and "bias" not in placed and "?" not in placed
     names = str(new_at_server[1])
-    assert {"loss", "raised", "bytes_up", "bytes_down", "clients", "examples", "finite"} == {
+    assert {"loss", "raised", "restored", "bytes_up", "bytes_down", "clients", "examples", "finite"} == {
         part.split("=")[0].lstrip("<") for part in names.removesuffix("@SERVER").strip("<>").split(",")
     }
 

@@ -47,7 +47,7 @@ from tfpfl.models.heads import CLASSIFICATION, check_curvature
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.models.weights import Weights
 
-LAST = 20  # the rounds that a warning about the heads' last steps looks at
+LAST = 20  # the rounds that a warning about the heads' steps looks at
 OFTEN = 0.2  # it is given if more than this share of the examples is concerned
 SOLVERS = ("newton", "exact")  # inner problems that are solved without a rate
 
@@ -68,21 +68,25 @@ def inner_steps(head, phi, targets, steps, inner, safeguard, kind=CLASSIFICATION
         kind: the kind of the head.
 
     Returns:
-        (W_i, l_i at this W_i, the errors dl/dz / N_i at this W_i).
+        (W_i, l_i at this W_i, the errors dl/dz / N_i at this W_i, whether this is the old W_i because the steps had
+        raised l_i by more than rounding does).
     """
+    kept = tf.zeros([], tf.bool)
     if inner == "exact":
         new = heads.fit_exact(head, phi, targets, kind)
     elif not steps:
-        return head, *heads.loss_and_errors(head, phi, targets, kind)
+        return head, *heads.loss_and_errors(head, phi, targets, kind), kept
     elif inner == "newton":
         new = heads.fit_newton(head, phi, targets, steps, kind)
     else:
         new = heads.fit(head, phi, targets, steps, inner, kind)
     after = (new, *heads.loss_and_errors(new, phi, targets, kind))
     if not safeguard:
-        return after
+        return *after, kept
     before = (head, *heads.loss_and_errors(head, phi, targets, kind))
-    return tree.where(after[1] <= before[1], after, before)
+    # at a minimum rounding decides which of the two is lower; a loss that is NaN was raised
+    restored = tf.logical_not(after[1] - before[1] <= 1e-3 * tf.abs(before[1]) + 1e-6)
+    return *tree.where(after[1] <= before[1], after, before), restored
 
 
 def pflego(
@@ -196,7 +200,7 @@ def pflego(
 
     def on_features(theta, head, phi, data):
         targets = model.kind.targets(data.y, tf.shape(head.bias)[0], phi.dtype)
-        head, loss, errors = inner_steps(head, phi, targets, tau - 1, inner, safeguard, model.kind)
+        head, loss, errors, restored = inner_steps(head, phi, targets, tau - 1, inner, safeguard, model.kind)
         step = own_step(data.info, loss)
         if head_rate == "beta":
             step = tree.as_dtype(-rate("beta", beta), phi.dtype)
@@ -208,7 +212,8 @@ def pflego(
         weight = data.info.alpha / arrival(data.info)
         if weighting == "sampled":
             weight = tf.cast(data.info.num_examples, phi.dtype)
-        output = ClientOutput((), weight, new_head, {"loss": loss, "raised": raised})
+        shares = {"restored": tf.cast(restored, phi.dtype), "raised": raised}
+        output = ClientOutput((), weight, new_head, {"loss": loss} | shares)
         return output, heads.feature_gradient(head, errors)
 
     one_pass = OnePass(theta=lambda theta: theta, on_features=on_features, join=lambda gradient, _: gradient)
@@ -258,21 +263,32 @@ def solver_epochs(model, inner: str) -> Adaptation:
     )
 
 
-def last_steps(history) -> str | None:
-    """What to say if the heads' last steps raised the losses of many clients in the last `LAST` rounds; else None.
+def head_steps(history) -> str | None:
+    """What to say if a head's steps raised the losses of many clients in the last `LAST` rounds; else None.
 
     Args:
-        history: the rows of the rounds, whose 'raised' is the share of the cohort's examples whose client had its loss
-            raised.
+        history: the rows of the rounds. 'restored' is the share of the cohort's examples whose client took its inner
+            steps back, since they had raised its loss; 'raised' is the share whose client had it raised by the last
+            step.
     """
-    shares = [row["raised"] for row in history[-LAST:] if row.get("raised") is not None]
-    if len(shares) < LAST or (share := sum(shares) / len(shares)) <= OFTEN:
-        return None
-    return (
-        f"in the last {LAST} rounds the last step of a head raised the client's loss for {share:.0%} of the examples: "
-        "its rate, rho I / r, is too large for these features. head_rate='safe' (--head-rate safe) bounds it, and a "
-        "smaller rho makes it smaller"
-    )
+
+    def share(what):
+        shares = [row[what] for row in history[-LAST:] if row.get(what) is not None]
+        return sum(shares) / len(shares) if len(shares) == LAST else 0.0
+
+    found = []
+    if (restored := share("restored")) > OFTEN:
+        found.append(
+            f"in the last {LAST} rounds the inner steps of a head raised the client's loss for {restored:.0%} of the "
+            "examples, and were taken back (safeguard): beta is too large for these features"
+        )
+    if (raised := share("raised")) > OFTEN:
+        found.append(
+            f"in the last {LAST} rounds the last step of a head raised the client's loss for {raised:.0%} of the "
+            "examples: its rate, rho I / r, is too large for these features. head_rate='safe' (--head-rate safe) "
+            "bounds it, and a smaller rho makes it smaller"
+        )
+    return "; ".join(found) or None
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -303,7 +319,7 @@ PFLEGO = Method(
     presets=PRESETS,
     preset_init={"code": "stax"},
     newer={"head_rate": "rho"},
-    warning=last_steps,
+    warning=head_steps,
     sends="gradient",
     no_server_opt="its server has an optimizer of its own: server_opt, with the rate rho",
     no_client_opt="its joint step is an exact gradient step. Use inner_opt for the head, server_opt for the backbone",
