@@ -190,3 +190,10 @@ def test_epsilon_of_a_run_counts_the_clients_that_were_there(six_clients, tmp_pa
     found = privacy_of(run)
     assert found == privacy(1.5, run.population, 6, present=[3, 3, 5, 5, 6, 5])
     assert found.epsilon > 1.01 * privacy(1.5, run.population, 6).epsilon
+
+
+def test_a_method_that_sends_nothing_has_no_epsilon(six_clients, tmp_path):
+    config = small_runs.config(
+        algorithm="local", labels="global", engine="tff", aggregator="dp", aggregator_args=("noise=1.5", "clip=1")
+    )
+    assert privacy_of(with_history(config, six_clients, tmp_path / "run", [{"round": 1, "clients": 3}])) is None

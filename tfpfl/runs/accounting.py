@@ -119,9 +119,12 @@ def of_rounds(
 
 
 def privacy_of(run: "Run") -> Privacy | None:
-    """The (epsilon, delta) of a run's rounds so far; None before round 1, and without a private aggregator or noise."""
+    """The (epsilon, delta) of a run's rounds so far.
+
+    None before round 1, without a private aggregator or noise, and of a method whose clients send nothing.
+    """
     config, population, rounds = run.config, run.population, run.store.round_num
-    if not rounds:
+    if not rounds or config.method.up == "0":
         return None
     if config.secure_noise is not None:
         method = run.recipe.method(run.model, population)
