@@ -59,6 +59,7 @@ GROUPED = {
 GROUPED_SGD = {"eta": 0.01, "epochs": 1, "batch_size": 10, "momentum": 0.9}
 GROUPED_METHODS = ("fedamp", "heurfedamp", "fedavg_ft", "fedavg", "local")
 PULL = 1.0  # lambda / alpha
+LOWER_PULLS = (0.1, 0.01)  # tried with the attention that was best with PULL
 CALIBRATION = 4  # rounds of uniform attention
 
 
@@ -164,13 +165,20 @@ def grouped(out, rounds, search_rounds, network, seed):
             own = {"sigma": sigma, "self_weight": self_weight, "alpha": 1.0}
             candidates["heurfedamp"][f"sigma = {sigma:g}, xi_ii = {self_weight:g}"] = own
     chosen, searched = {}, {}
+
+    def tried(algorithm, what, folder, **given):
+        with run(folder, algorithm, None, **given) as done:
+            accuracy = [a for t, a in by_round(done, "validation").items() if t <= search_rounds]
+        searched[algorithm].append((max(accuracy), what, folder, given))
+
     for algorithm, options in candidates.items():
         searched[algorithm] = []
         for i, (what, given) in enumerate(options.items()):
-            given |= {"lam": PULL * given["alpha"]}
-            with run(f"{algorithm}-{i}", algorithm, None, **given) as done:
-                accuracy = [a for t, a in by_round(done, "validation").items() if t <= search_rounds]
-            searched[algorithm].append((max(accuracy), what, f"{algorithm}-{i}", given))
+            tried(algorithm, what, f"{algorithm}-{i}", **given, lam=PULL * given["alpha"])
+        _, what, _, given = max(searched[algorithm], key=lambda found: found[0])
+        for pull in LOWER_PULLS:
+            lam = float(f"{pull * given['alpha']:.3g}")
+            tried(algorithm, f"{what}, lambda / alpha = {pull:g}", f"{algorithm}-pull-{pull:g}", **given | {"lam": lam})
         *_, folder, given = max(searched[algorithm], key=lambda found: found[0])
         chosen[algorithm] = folder, given
         print(f"\n{get_method(algorithm).title}, best validation accuracy of {search_rounds} rounds:\n")

@@ -34,7 +34,7 @@ def test_code_runs_only_where_it_was_allowed(six_clients, tmp_path, monkeypatch)
     file, folder = tmp_path / "mine.keras", tmp_path / "run"
     model = twice(file)
     asked = ["run", "--network", str(file), "--federation", str(six_clients.path), "--rounds", "1", "--tau", "1"]
-    asked += ["--out", str(folder)]
+    asked += ["--new-clients", "1", "--out", str(folder)]
     call = CliRunner()
     refused = call.invoke(main, asked)
     assert refused.exit_code == 1 and not folder.exists()

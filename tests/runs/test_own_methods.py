@@ -74,7 +74,7 @@ def of_loud(six_clients, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TFPFL_CACHE", str(folder / "cache"))
         patched.setattr("tfpfl.runs.protocols.LAST_ROUNDS", runs.SHORT_END)
-        good(*run_of(f"{folder / 'loud.py'}:loud", six_clients, folder / "run", "--rounds", 1))
+        good(*run_of(f"{folder / 'loud.py'}:loud", six_clients, folder / "run", "--rounds", 1, "--new-clients", 1))
     new_process()
     return folder
 
