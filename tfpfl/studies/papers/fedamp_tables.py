@@ -19,8 +19,8 @@ _FEDAMP_DATASETS = {
 # since its control variates are made for plain SGD; it is scored by the clients' own models, which best explains its
 # 98.75 where FedAvg has 19.44.
 _FEDAMP_SGD = {"eta": 0.01, "epochs": 1, "batch_size": 10, "momentum": 0.9}
-# The attention of FedAMP and HeurFedAMP was searched on validation examples of the practical split of Fashion-MNIST, six
-# settings each (benchmarks/collaboration.py, see docs/collaboration.md).
+# The attention of FedAMP and HeurFedAMP was searched on validation examples of the practical split of Fashion-MNIST,
+# six settings each (benchmarks/collaboration.py, see docs/collaboration.md).
 _FEDAMP_OWN = {
     "scaffold": {"eta": 0.01, "epochs": 1, "batch_size": 10, "eval_model": "local"},
     "fedamp": _FEDAMP_SGD | {"sigma": 0.362, "alpha": 0.0183, "lam": 0.00183, "rescale": True},
