@@ -94,7 +94,8 @@ def test_every_entry_has_its_place():
 
 
 def opened(federation, folder, **changes):
-    given = {"hyperparameters": SGD, "network": "mlp200", "participation": 0.5} | changes
+    part = {} if "sampling_range" in changes else {"participation": 0.5}
+    given = {"hyperparameters": SGD, "network": "mlp200"} | part | changes
     return Run.create(RunConfig(**given), folder, federation)
 
 
