@@ -92,6 +92,8 @@ def _load(content: bytes, kind: str, safe_mode: bool) -> Any:
 def _a_model(loaded: Any) -> keras.Model:
     if not isinstance(loaded, keras.Model):
         raise InvalidArgument(f"class_name is that of a {type(loaded).__name__}, which is not a model")
+    if not isinstance(loaded.name, str):  # Keras says so only when the model is called
+        raise InvalidArgument(f"name of the model is {loaded.name!r}, not a text")
     return loaded
 
 
