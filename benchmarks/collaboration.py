@@ -7,7 +7,7 @@
 `dirichlet` is PGFed's setting: CIFAR-10, 25 clients, Dir(0.3), a quarter of the clients a round, five epochs in batches
 of 10. `grouped` is FedAMP's practical setting: Fashion-MNIST, 5 groups of 20 clients, 80 % of a client's examples from
 the two classes of its group. OUT has a run folder for every method; one that is there is continued, with more rounds
-where they are asked for. `grouped` first searches FedAMP's and HeurFedAMP's attention, on validation examples.
+where they are asked for. `grouped` first searches FedAMP's and HeurFedAMP's attention and pull, on validation examples.
 `attention` asks on the same data what the attention does for several widths sigma: how far the models of a group and of
 other groups are from each other, who listens to whom, and what accuracy comes of it. Prints Markdown; writes
 results.json, and for `grouped` fedamp.png and heurfedamp.png, the attention after the last round.
@@ -171,15 +171,18 @@ def grouped(out, rounds, search_rounds, network, seed):
             accuracy = [a for t, a in by_round(done, "validation").items() if t <= search_rounds]
         searched[algorithm].append((max(accuracy), what, folder, given))
 
+    def best(algorithm):
+        return max(searched[algorithm], key=lambda found: found[0])
+
     for algorithm, options in candidates.items():
         searched[algorithm] = []
         for i, (what, given) in enumerate(options.items()):
             tried(algorithm, what, f"{algorithm}-{i}", **given, lam=PULL * given["alpha"])
-        _, what, _, given = max(searched[algorithm], key=lambda found: found[0])
+        _, what, _, given = best(algorithm)
         for pull in LOWER_PULLS:
             lam = float(f"{pull * given['alpha']:.3g}")
             tried(algorithm, f"{what}, lambda / alpha = {pull:g}", f"{algorithm}-pull-{pull:g}", **given | {"lam": lam})
-        *_, folder, given = max(searched[algorithm], key=lambda found: found[0])
+        *_, folder, given = best(algorithm)
         chosen[algorithm] = folder, given
         print(f"\n{get_method(algorithm).title}, best validation accuracy of {search_rounds} rounds:\n")
         print(markdown(["", "%"], [[what, f"{100 * value:.2f}"] for value, what, *_ in searched[algorithm]]))

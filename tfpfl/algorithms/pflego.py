@@ -71,18 +71,18 @@ def inner_steps(head, phi, targets, steps, inner, safeguard, kind=CLASSIFICATION
         (W_i, l_i at this W_i, the errors dl/dz / N_i at this W_i, whether this is the old W_i because the steps had
         raised l_i by more than rounding does).
     """
-    kept = tf.zeros([], tf.bool)
+    never = tf.zeros([], tf.bool)
     if inner == "exact":
         new = heads.fit_exact(head, phi, targets, kind)
     elif not steps:
-        return head, *heads.loss_and_errors(head, phi, targets, kind), kept
+        return head, *heads.loss_and_errors(head, phi, targets, kind), never
     elif inner == "newton":
         new = heads.fit_newton(head, phi, targets, steps, kind)
     else:
         new = heads.fit(head, phi, targets, steps, inner, kind)
     after = (new, *heads.loss_and_errors(new, phi, targets, kind))
     if not safeguard:
-        return *after, kept
+        return *after, never
     before = (head, *heads.loss_and_errors(head, phi, targets, kind))
     # at a minimum rounding decides which of the two is lower; a loss that is NaN was raised
     restored = tf.logical_not(after[1] - before[1] <= 1e-3 * tf.abs(before[1]) + 1e-6)
@@ -212,8 +212,8 @@ def pflego(
         weight = data.info.alpha / arrival(data.info)
         if weighting == "sampled":
             weight = tf.cast(data.info.num_examples, phi.dtype)
-        shares = {"restored": tf.cast(restored, phi.dtype), "raised": raised}
-        output = ClientOutput((), weight, new_head, {"loss": loss} | shares)
+        metrics = {"loss": loss, "restored": tf.cast(restored, phi.dtype), "raised": raised}
+        output = ClientOutput((), weight, new_head, metrics)
         return output, heads.feature_gradient(head, errors)
 
     one_pass = OnePass(theta=lambda theta: theta, on_features=on_features, join=lambda gradient, _: gradient)
