@@ -127,6 +127,7 @@ def pytest_addoption(parser):
     """How hard test_fuzzing.py tries, which part of the tests to run, and whether to keep how long files took."""
     parser.addoption("--fuzz", type=int, help="Cases of damaged files and strange values (50, and 1,000 as slow).")
     parser.addoption("--part", metavar="K/N", type=parts.asked, help="Of the slow tests, those of part K of N; K < N.")
+    parser.addoption("--table-part", metavar="K/N", type=parts.asked, help="Of further cases, those of part K of N.")
     parser.addoption("--fast-part", metavar="K/N", type=parts.asked, help="Of the fast tests, those of part K of N.")
     parser.addoption("--store-durations", action="store_true", help=f"Write CPU seconds into {DURATIONS.name}.")
 
@@ -135,12 +136,12 @@ def pytest_addoption(parser):
 
 
 def marked(item) -> str:
-    """ "docs" or "slow", which `make test` leaves out; "" for a fast test, which it runs."""
-    return next((name for name in ("docs", "slow") if item.get_closest_marker(name)), "")
+    """ "docs", "table" or "slow", which `make test` leaves out; "" for a fast test, which it runs."""
+    return next((name for name in ("docs", "table", "slow") if item.get_closest_marker(name)), "")
 
 
 def key_of(item) -> str:
-    """What durations.json has seconds for: a file's fast tests by its name, its slow ones and its docs' apart."""
+    """What durations.json has seconds for: a file's fast tests by its name; its slow ones, tables and docs apart."""
     return ", ".join(filter(None, (item.path.name, marked(item))))
 
 
@@ -152,6 +153,9 @@ def pytest_collection_modifyitems(session, config, items):
         session.left_out[item.path] = session.left_out.get(item.path, True) and bool(marked(item))
     others = {*of_other_parts(items, "slow", config.getoption("--part"))}
     others |= {*of_other_parts(items, "", config.getoption("--fast-part"))}
+    if asked := config.getoption("--table-part"):  # case by case: nearly all are of a few files
+        tables = [item for item in items if marked(item) == "table"]
+        others |= {item for item in tables if parts.of_name(item.nodeid, asked[1]) != asked[0]}
     if others:
         config.hook.pytest_deselected(items=[item for item in items if item in others])
         items[:] = [item for item in items if item not in others]

@@ -83,8 +83,8 @@ def test_parts_take_nearly_equally_long(seconds, number):
 
 
 def ids(*more) -> set:
-    """Of the tests that pytest collects in two files, which have fast, slow and docs' tests, with these options."""
-    files = [HERE / "test_packaging.py", HERE / "docs" / "test_roles.py"]
+    """Of the tests that pytest collects with these options in files that have fast, slow, further and docs' tests."""
+    files = [HERE / "test_packaging.py", HERE / "docs" / "test_roles.py", HERE / "runs" / "test_availability.py"]
     how = ["-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *more, *map(str, files)]
     done = subprocess.run([sys.executable, *how], cwd=HERE.parent, capture_output=True, text=True)
     assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
@@ -92,7 +92,10 @@ def ids(*more) -> set:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option, cut", [("--part", "slow"), ("--fast-part", "not slow and not docs")])
+@pytest.mark.parametrize(
+    "option, cut",
+    [("--part", "slow and not table"), ("--fast-part", "not slow and not docs"), ("--table-part", "table")],
+)
 def test_every_test_of_a_kind_is_of_one_part_and_all_others_are_of_each(option, cut):
     first, second = (ids(option, f"{part}/2") for part in range(2))
     assert first and second and first ^ second == ids("-m", cut)

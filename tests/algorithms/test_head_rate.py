@@ -142,7 +142,7 @@ def test_the_warning_is_about_the_last_rounds():
     assert head_steps(wild + calm) is None and head_steps(wild[1:]) is None and head_steps([{}] * LAST) is None
     assert "the last step of a head raised the client's loss for 40% of the examples" in head_steps(calm + wild)
     taken_back = head_steps([{"restored": 0.9, "raised": 0.1}] * LAST)
-    assert "for 90% of the examples, and were taken back (safeguard): beta is too large" in taken_back
+    assert "for 90% of the examples, and were taken back (safeguard): such steps are too long" in taken_back
     assert "last step" not in taken_back
     assert head_steps([{"restored": 0.9, "raised": 0.4}] * LAST).count("in the last 20 rounds") == 2
 

@@ -1,6 +1,7 @@
-"""`--part` and `--fast-part` of conftest.py: a file's slow tests, or its fast ones, are of one part of N.
+"""Parts of the tests, for conftest.py.
 
-Keys are those of durations.json.
+`--part`, `--fast-part`: a file's slow tests, or its fast ones, are of one part of N. Keys are those of durations.json.
+`--table-part`: every further case (`table`) is of one part of N by itself.
 """
 
 import zlib
@@ -29,4 +30,9 @@ def by_seconds(seconds: Mapping[str, float], parts: int) -> dict[str, int]:
 
 def of_key(key: str, parts: int, known: Mapping[str, int]) -> int:
     """The part of a file's tests; what was never measured has a part by its name."""
-    return known[key] if key in known else zlib.crc32(key.encode()) % parts
+    return known[key] if key in known else of_name(key, parts)
+
+
+def of_name(name: str, parts: int) -> int:
+    """A part that depends on the name alone."""
+    return zlib.crc32(name.encode()) % parts

@@ -77,7 +77,7 @@ def test_a_run_says_that_last_steps_raise_losses(federation, tmp_path):
 @pytest.mark.slow
 def test_a_run_says_that_inner_steps_are_taken_back(federation, tmp_path):
     many = {"rounds": 20, "evaluate_every": 0, "participation": 0.5}
-    with pytest.warns(TfpflWarning, match=r"and were taken back \(safeguard\): beta is too large"):
+    with pytest.warns(TfpflWarning, match=r"and were taken back \(safeguard\): such steps are too long"):
         runs.train(tmp_path / "wild", federation, hyperparameters={"tau": 5, "beta": 1e4}, **many)
 
 

@@ -280,7 +280,8 @@ def head_steps(history) -> str | None:
     if (restored := share("restored")) > OFTEN:
         found.append(
             f"in the last {LAST} rounds the inner steps of a head raised the client's loss for {restored:.0%} of the "
-            "examples, and were taken back (safeguard): beta is too large for these features"
+            "examples, and were taken back (safeguard): such steps are too long for these features. Gradient "
+            "steps are shorter with a smaller beta"
         )
     if (raised := share("raised")) > OFTEN:
         found.append(
