@@ -111,8 +111,8 @@ def test_every_method_trains_with_it(name):
     """By name and with the optimizer itself; with the rate of the method. SGD gives other weights."""
     data = toy(dtype="float32")._replace(model=model_for(name))
     hyper = quick(name) | ({"momentum": 0.0} if name == "fedbabu" else {})
-    rates = [r for r in ("eta", "eta_h", "eta_b", "eta_p", "eta_ft") if r in ALGORITHMS[name].hyperparameters]
-    hyper |= dict.fromkeys(rates, 0.02)
+    rates = {"eta", "eta_h", "eta_b", "eta_p", "eta_f", "eta_g", "eta_ft"}
+    hyper |= dict.fromkeys(rates & set(ALGORITHMS[name].hyperparameters), 0.02)
 
     def trained(**more):
         algorithm = build_algorithm(name, data.model, data.population, **hyper | more)
