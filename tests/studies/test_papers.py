@@ -122,6 +122,19 @@ def test_orderings():
     assert not descending(("a",), ("b",))({"a": nan, "b": (1.0, 0.0)})  # what is no number is no better
 
 
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if EXPERIMENTS[name].orderings])
+def test_an_order_that_must_hold_holds_in_the_paper(name):
+    """So that a verdict on it says whether our runs and the paper's agree."""
+    for ordering in EXPERIMENTS[name].orderings:
+        for column in ordering.columns:
+            printed = {
+                one.label or one.method: (one.published.value, one.published.spread or 0.0)
+                for one in EXPERIMENTS[name].cells
+                if one.column == column and one.published and (not ordering.methods or one.method in ordering.methods)
+            }
+            assert ordering.holds(printed), (ordering.text, column, printed)
+
+
 def seeds(*pairs):
     return {"seeds": {str(i): {"rounds": 200, "accuracy": {"EV-all": list(pair)}} for i, pair in enumerate(pairs)}}
 

@@ -54,6 +54,12 @@ def _fedamp(split):
 
 
 _FEDAMP_FAMILY = ("fedamp", "heurfedamp"), ("fedavg_ft", "fedprox_ft"), ("fedavg", "fedprox")
+_FEDAMP_ORDER = Ordering(
+    "{FedAMP, HeurFedAMP} > {FedAvg-FT, FedProx-FT} > {FedAvg, FedProx}",
+    tuple(_FEDAMP_DATASETS),
+    descending(*_FEDAMP_FAMILY),
+    tuple(method for group in _FEDAMP_FAMILY for method in group),
+)
 
 EXPERIMENTS = {
     f"fedamp-{split}": Experiment(
@@ -64,9 +70,7 @@ EXPERIMENTS = {
         protocol="fedamp",
         cells=tuple(_fedamp(split)),
         sizes={"smoke": Size(1, 1), "laptop": Size(10, 1), "full": Size(100, 3)},
-        orderings=(Ordering("FedAMP family > fine-tuned > global", ("EMNIST",), descending(*_FEDAMP_FAMILY)),)
-        if split == "practical"
-        else (),
+        orderings=(_FEDAMP_ORDER,) if split == "practical" else (),
         note="Networks, rates and rounds of the paper are lost; everyone takes part.",
     )
     for number, split in enumerate(("iid", "pathological", "practical"), 1)

@@ -193,6 +193,13 @@ EXPERIMENTS = {
                 ("Omniglot",),
                 descending(("pflego",), ("fedrecon",), ("fedrep", "fedbabu", "fedper"), ("ditto", "fedavg", "fedprox")),
             ),
+            # Its first two pairs by themselves: from all the seeds that the two have.
+            Ordering(
+                "PFLEGO > FedRecon", ("Omniglot",), descending(("pflego",), ("fedrecon",)), ("pflego", "fedrecon")
+            ),
+            Ordering(
+                "FedRecon > FedRep", ("Omniglot",), descending(("fedrecon",), ("fedrep",)), ("fedrecon", "fedrep")
+            ),
         ),
         note="50 alphabets, 10 of them a round, tau = 50.",
     ),
