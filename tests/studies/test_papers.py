@@ -178,6 +178,17 @@ def test_one_seed_never_agrees(own):
     assert ledgers.agreement(TOY, TOY.cells[0], seeds((50.0, own))) == "one seed"
 
 
+def test_fewer_rounds_than_the_papers_never_agree():
+    """Unless a callback ended the run: then it came to its own end."""
+    found = three(90.0, 0.5)
+    short = TOY._replace(sizes=TOY.sizes | {"full": Size(201, 3)})
+    assert ledgers.agreement(TOY, TOY.cells[0], found) == "agrees"
+    assert ledgers.agreement(short, TOY.cells[0], found) == "fewer rounds"
+    for entry in found["seeds"].values():
+        entry["stopped"] = True
+    assert ledgers.agreement(short, TOY.cells[0], found) == "agrees"
+
+
 def test_the_recorded_cell_of_fashion_mnist_does_not_agree():
     """97.90 against 96.34 ± 0.43: within 2.04, the sum of the half intervals, and 1.56 points away."""
     table = EXPERIMENTS["pflego-table1"]

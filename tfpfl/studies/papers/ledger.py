@@ -306,6 +306,7 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
     Returns:
         'agrees': the interval lies within the bound. 'above', 'below': it lies outside. 'unclear': it crosses the
         bound, so there are too few seeds to tell. 'one seed': there is no interval over seeds, so nothing is claimed.
+        'fewer rounds': nor is it of runs that have not all of the paper's rounds, and were not stopped by a callback.
         'not run', 'not reached' (70 % accuracy), 'no Local' (no run to compute gains with) or '-' (nothing to compare
         with).
     """
@@ -315,6 +316,9 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
         return lacks if (found or {}).get("seeds") else "not run"
     if cell.published is None or experiment.measures in ("seconds", "rounds to 70 %"):
         return "-"
+    rounds = [entry["rounds"] for entry in comparable(found).values() if not entry.get("stopped")]
+    if rounds and min(rounds) < experiment.sizes["full"].rounds:
+        return "fewer rounds"
     mean, half = statistics.over_seeds([number for number, _ in of_seeds(experiment, found, cell.protocol or None)])
     if np.isnan(half):
         return "one seed"

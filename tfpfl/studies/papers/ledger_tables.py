@@ -29,7 +29,8 @@ from tfpfl.studies.papers.ledger import (
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.run_groups import SIDE_WORDS
 
-_AGREEMENTS = ("agrees", "above", "below", "unclear", "one seed")  # the verdicts of `agreement` on a cell
+# The verdicts of `agreement` on a cell.
+_AGREEMENTS = ("agrees", "above", "below", "unclear", "one seed", "fewer rounds")
 
 
 def table(
@@ -248,9 +249,9 @@ clients of the model that each predicts with after the server's step, mean of th
 examples. ± is the 95 % interval over clients for one seed, over seeds for several. *agreement* compares our interval
 over seeds with the paper's value ± a bound, which is the number after the paper's ± but at least 1 point. *agrees*: the
 interval lies within the bound; *above*, *below*: it lies outside; *unclear*: it crosses the bound, so more seeds are
-needed; *one seed*: there is no interval over seeds, so nothing is claimed. Fewer rounds than the paper's are in the
-table as such: read orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine. [All
-cells](cells.md) lists what is run for every cell."""
+needed; *one seed*: there is no interval over seeds, so nothing is claimed; *fewer rounds*: nor where runs have not all
+of the paper's rounds: read orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine.
+[All cells](cells.md) lists what is run for every cell."""
 
 
 def _exceptions(experiment: Experiment) -> str:
