@@ -30,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -123,15 +124,14 @@ static int make_folder(const char *folder, char *error) {
 }
 
 int live_take_folder(const char *folder, int *lock, char *error) {
-    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     int status = make_folder(folder, error);
     char *path = status == 0 ? join(folder, "lock") : NULL;
     if (status == 0 && path == NULL) status = no_memory(error);
     if (status == 0) {
         *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         if (*lock < 0) status = system_error(error, path);
-        else if (fcntl(*lock, F_SETLK, &whole) != 0)
-            status = errno == EACCES || errno == EAGAIN
+        else if (flock(*lock, LOCK_EX | LOCK_NB) != 0)  /* one of fcntl would not hold within the process */
+            status = errno == EWOULDBLOCK
                          ? fail(error, TFPFL_BUNDLE_ERROR, "%s is used by another process", folder)
                          : system_error(error, path);
     }

@@ -44,30 +44,30 @@ def jni(tmp_path_factory):
 
 
 SAID = """[tfpfl.round] UPDATE 86400000
-refused at first: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked true
-taken: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked true
-refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked true
-lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true
-lost again: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked false
+refused at first: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked true; 2 synced
+taken: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked true; 2 synced
+refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked true; 2 synced
+lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true; 1 synced
+lost again: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked false; 0 synced
 lost a third time: Failure UNREACHABLE {network}; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; \
-asked false
-sent again: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked false
-no way to the invitation: Retry null null; old head; []; [UNREACHABLE (no address)]; []; asked false
-an error of the app: threw a bug; old head; [r7 52016 40]; []; [update.bin]; asked true
-sent again, and refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked false
-lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true
-damaged: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true
-cut off: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true
-lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true
+asked false; 0 synced
+sent again: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked false; 1 synced
+no way to the invitation: Retry null null; old head; []; [UNREACHABLE (no address)]; []; asked false; 0 synced
+an error of the app: threw a bug; old head; [r7 52016 40]; []; [update.bin]; asked true; 1 synced
+sent again, and refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked false; 1 synced
+lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true; 1 synced
+damaged: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 1 synced
+cut off: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 1 synced
+lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true; 1 synced
 taken, but the classes have changed: Failure UNUSABLE {names}; old head; [r7 52016 40]; [UNUSABLE ({names})]; []; \
-asked false
-no round: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true
-another theta: Failure UNUSABLE {theta}; old head; []; [UNUSABLE ({theta})]; []; asked true
-another payload: Failure UNUSABLE {payload}; old head; []; [UNUSABLE ({payload})]; []; asked true
-no examples: Success NO_EXAMPLES null; old head; []; [NO_EXAMPLES]; []; asked true
-wrong examples: Failure UNUSABLE {numbers}; old head; []; [UNUSABLE ({numbers})]; []; asked true
-stopped before it was sent: Success STOPPED null; old head; []; [STOPPED]; []; asked true
-taken, and stopped: Success TAKEN null; new head; [r8 13068 40]; [TAKEN]; []; asked true
+asked false; 1 synced
+no round: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 0 synced
+another theta: Failure UNUSABLE {theta}; old head; []; [UNUSABLE ({theta})]; []; asked true; 0 synced
+another payload: Failure UNUSABLE {payload}; old head; []; [UNUSABLE ({payload})]; []; asked true; 0 synced
+no examples: Success NO_EXAMPLES null; old head; []; [NO_EXAMPLES]; []; asked true; 0 synced
+wrong examples: Failure UNUSABLE {numbers}; old head; []; [UNUSABLE ({numbers})]; []; asked true; 0 synced
+stopped before it was sent: Success STOPPED null; old head; []; [STOPPED]; []; asked true; 0 synced
+taken, and stopped: Success TAKEN null; new head; [r8 13068 40]; [TAKEN]; []; asked true; 2 synced
 the app's Application does not implement tfpfl.android.RoundApp
 []
 """.format(

@@ -41,6 +41,8 @@ def read_examples(folder: Path) -> dict:
                 found[split] = arrays["x"], arrays["y"]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise InvalidInput(f"{path} must be a file of NumPy with the arrays x and y: {error}") from error
+        if not (found[split][0].ndim and found[split][1].ndim):
+            raise InvalidInput(f"{path} must have arrays of examples, and x or y is a single number")
         if len(found[split][0]) != len(found[split][1]):
             raise InvalidInput(f"{path} has {len(found[split][0])} examples and {len(found[split][1])} labels")
     if "train" not in found:

@@ -21,7 +21,7 @@ from tflite_export.device import classes
 from tflite_export.device import payload as payloads
 from tflite_export.device.chunks import filled_up, trunk_output, with_zeros
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
+from tflite_export.device.head_file import HeadError, SavedHead, check_names, load_head, save_head, theta_sha256
 from tflite_export.device.kinds import Score
 from tflite_export.device.layout import BACKBONE, HEAD, PROGRAM, STATIC_PROGRAM, THETA
 from tflite_export.device.manifest import LARGEST
@@ -177,8 +177,10 @@ class DeviceClient:
         """Replaces the head, and saves it if the client has a `state` file.
 
         Raises:
-            HeadError: the head has another shape, or holds NaN or infinity.
+            HeadError: the head has another shape, or holds NaN or infinity; its labels are no different names of
+                classes, or its theta_sha256 is no hash. The head stays as it was.
         """
+        check_names(head)
         with np.errstate(over="ignore"):  # a number that float32 does not have is seen below
             head = head._replace(kernel=np.array(head.kernel, np.float32), bias=np.array(head.bias, np.float32))
         shape = (self.bundle.num_features, len(head.labels or self.bundle.manifest["labels"]["names"]))

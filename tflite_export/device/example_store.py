@@ -8,6 +8,7 @@ import os
 import sqlite3
 import time
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,7 @@ class ExampleStore:
 
     def rename(self, label: str, into: str) -> int:
         """Gives the examples of a class another label, as when two classes become one. Returns their number."""
+        _check_name(label)
         _check_name(into)
         if label == into:
             return self.counts().get(label, 0)
@@ -195,10 +197,16 @@ class ExampleStore:
             How many were deleted.
 
         Raises:
-            ExampleStoreError: nothing says which ones.
+            ExampleStoreError: nothing says which ones, `before` is no time, or `label` is no name.
         """
         if label is None and before is None and not everything:
             raise ExampleStoreError("say what to forget: label, before, or everything=True")
+        if label is not None:
+            _check_name(label)
+        if before is not None:  # SQLite takes any text, and NumPy's numbers, for later than all times
+            if not isinstance(before, Real) or np.isnan(before):
+                raise ExampleStoreError(f"before is a time in seconds since 1970, found {before!r}: nothing was deleted")
+            before = float(before)
         chosen = "FROM examples WHERE (? IS NULL OR label = ?) AND (? IS NULL OR time < ?)"
         which = (label, label, before, before)
         with self._change():
@@ -286,7 +294,7 @@ class ExampleStore:
 def _check_name(label: str) -> None:
     """Checks the name of a class: one or more characters, without halves of surrogate pairs, which no file can hold."""
     try:
-        if label.encode("utf-8"):
+        if isinstance(label, str) and label.encode("utf-8"):
             return
     except UnicodeEncodeError:
         pass

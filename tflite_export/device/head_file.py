@@ -19,8 +19,10 @@ All numbers are little-endian. A new head replaces the old file in one step: one
 import hashlib
 import json
 import os
+import re
 import struct
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +62,24 @@ def head_bytes(head: SavedHead) -> bytes:
         names = json.dumps(head.labels, ensure_ascii=False).encode()
         magic, numbers = _MAGIC_LABELS, numbers + struct.pack("<I", len(names)) + names
     return _HEADER.pack(magic, m, k, bytes.fromhex(head.theta_sha256), zlib.crc32(numbers)) + numbers
+
+
+def check_names(head: SavedHead) -> None:
+    """Checks that the names of a head can be kept in a file and told apart.
+
+    Raises:
+        HeadError: a label is no text that UTF-8 can hold, or is there twice; or theta_sha256 is no hash in hexadecimal.
+    """
+    if not (isinstance(head.theta_sha256, str) and re.fullmatch("[0-9a-f]{64}", head.theta_sha256)):
+        raise HeadError(f"theta_sha256 must be 64 hexadecimal digits, found {head.theta_sha256!r}")
+    for name in head.labels or ():
+        try:
+            if not (isinstance(name, str) and name.encode("utf-8")):
+                raise HeadError(f"the name of a class must be a text, found {name!r}")
+        except UnicodeEncodeError:
+            raise HeadError(f"the name of a class must be a text in Unicode, found {name!r}") from None
+    if twice := [name for name, number in Counter(head.labels or ()).items() if number > 1]:
+        raise HeadError(f"the names of classes must differ, and {twice[0]!r} is there twice")
 
 
 def save_head(path: str | os.PathLike, head: SavedHead) -> None:

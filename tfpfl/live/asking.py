@@ -163,6 +163,7 @@ class Asking:
         client = self.rounds.join(wire.entry(about, "token", str, 1, 200), about, now)["client"]
         for other in [n for n, i in self._clients.items() if i == client]:
             del self._clients[other]
+            self._open.pop(other, None)  # what it still answers is of nobody; the device sends it by the new node
             self._replaced.add(other)
         self._clients[node] = client
         if "program" not in about:

@@ -188,7 +188,9 @@ class Book:
     def revoke(self, client: int, at: float) -> None:
         """Takes a client's token and key away, until it gets another token."""
         with self._transaction():
-            self._db.execute("UPDATE member SET revoked = 1 WHERE client = ?", (client,))
+            found = self._db.execute("UPDATE member SET revoked = 1 WHERE client = ?", (client,)).rowcount
+            if found != 1:  # who is to be refused must not be let in by mistake
+                raise BookError(f"{self.path} has no client {client!r}: nobody was revoked")
             self._log(at, "revoked", None, client)
 
     def open_round(self, number: int, theta: str, clients: Iterable[int], at: float, deadline: float) -> None:

@@ -86,6 +86,9 @@ def as_it_was(folder: Path) -> Iterator[Callable[[], None]]:
     """
     path, before, stays = folder / "config.json", read_config(folder), []
     content = path.read_text(encoding="utf-8")
+    if not (folder / STATE).exists():  # only `_become` leaves a run without it; it may have been killed half-way
+        with _book_of(folder, before.run_id):
+            pass
     try:
         yield lambda: stays.append(True)
     finally:
@@ -102,11 +105,20 @@ def _become(folder: Path, run_id: str, content: str) -> None:
         for name in (STATE, f"{STATE}-wal", f"{STATE}-shm"):  # it has no rounds, and the id of the other run
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / BUNDLES, ignore_errors=True)  # their manifests tell the rate of the other cohort
-        if (folder / LIVE).exists():
-            with closing(sqlite3.connect(folder / LIVE)) as book, book:
-                book.execute("UPDATE about SET run_id = ?", (run_id,))
-        write_whole(folder / "config.json", content)
+        with _book_of(folder, run_id):  # both, or nothing
+            write_whole(folder / "config.json", content)
     lock.release()
+
+
+@contextmanager
+def _book_of(folder: Path, run_id: str) -> Iterator[None]:
+    """Makes live.sqlite, if it is there, that of the run with this id; not if the block fails."""
+    if not (folder / LIVE).exists():
+        yield
+        return
+    with closing(sqlite3.connect(folder / LIVE)) as book, book:
+        book.execute("UPDATE about SET run_id = ?", (run_id,))
+        yield
 
 
 def _is_open(run: Run) -> bool:

@@ -411,7 +411,7 @@ class SecureRounds(LiveRounds):
         assert kept is not None
         self.book.fail(opened.number, why, now)
         _logger.warning("round %d, attempt %d failed: %s", opened.number, kept.number, why)
-        self._phase, self._again = None, now + min(2.0 ** (kept.number - 1), self.rules.deadline)
+        self._phase, self._again = None, now + min(2.0 ** min(kept.number - 1, 60), self.rules.deadline)
         self.view = View(wire.NOTHING, opened.number, opened.theta, frozenset(), np.inf)
 
     def _step_of(self, number: int) -> Stepped:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import operator
 import os
 import resource
 import secrets
@@ -164,9 +165,16 @@ def write_data(federation, population, client: int, folder: Path) -> None:
     (folder / "about.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
-def _require_clients(run, clients: Iterable[int]) -> None:
-    if unknown := sorted(set(clients) - set(run.population.client_ids.tolist())):
+def _clients(run, given: Iterable[int]) -> set[int]:
+    """The ids of clients, also where they are NumPy's numbers, which SQLite would take for bytes."""
+    listed = list(given)
+    try:
+        ids = {operator.index(client) for client in listed}
+    except TypeError:
+        raise InvalidArgument(f"clients are named by their ids, whole numbers; found {listed}") from None
+    if unknown := sorted(ids - set(run.population.client_ids.tolist())):
         raise InvalidArgument(f"{run.folder} has no client {', '.join(map(str, unknown))}")
+    return ids
 
 
 def _checked_token(client: str, token: Any) -> str:
@@ -187,7 +195,7 @@ def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
         InvalidArgument: the run has no such client, or tokens.json is damaged or has a token twice.
     """
     path, ids = run.folder / TOKENS, run.population.client_ids.tolist()
-    _require_clients(run, new)
+    new = _clients(run, new)
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         tokens = {int(i): _checked_token(i, token) for i, token in known.items()}
@@ -241,7 +249,7 @@ def serve(
         ExportError: there is a page, and browsers cannot compute this run's rounds.
         BookError: live.sqlite of the run folder cannot be used.
     """
-    _require_clients(run, revoked)
+    revoked, new_tokens = sorted(_clients(run, revoked)), _clients(run, new_tokens)
     rules = rules or Rules()
     if rules.secure:  # before bundles are made, which takes a while
         check_secure(run, rules)

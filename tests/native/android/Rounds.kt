@@ -1,5 +1,6 @@
 // Runs RoundWorker with servers that take, refuse and fail: RoundsKt LIBLITERT FOLDER. The bundle is FOLDER/bundle.
 import android.app.Application
+import android.system.Os
 import androidx.work.ListenableWorker.Result
 import androidx.work.NetworkType
 import androidx.work.Recorder
@@ -93,6 +94,7 @@ fun main(arguments: Array<String>) {
         app.client = null
         val before = if (app.state.exists()) app.state.readBytes() else null
         worker = Recorder.worker(request, app, attempts)
+        val synced = Os.synced
         val returned = try {
             said(worker.doWork())
         } catch (error: IllegalArgumentException) {
@@ -101,8 +103,10 @@ fun main(arguments: Array<String>) {
         val after = if (app.state.exists()) app.state.readBytes() else null
         val head = if (after.contentEquals(before)) "old head" else "new head"
         val left = (folder.list() ?: arrayOf()).filter { it.startsWith("update") }
-        println("$name: $returned; $head; ${server.delivered}; ${app.outcomes}; $left; asked ${server.asked}")
+        val what = "$name: $returned; $head; ${server.delivered}; ${app.outcomes}; $left; asked ${server.asked}"
+        println("$what; ${Os.synced - synced} synced") // the folder: for a new update, and for one that is deleted
         check(isClosed(app.client)) { "the client is left open" }
+        check(Os.open() == 0) { "the folder is left open" }
     }
 
     run("refused at first", answer = { false })

@@ -107,25 +107,29 @@ class LiveDevice:
         if not url.startswith(("http://", "https://")):
             raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
         check_examples(examples)
-        self.url, self.state, self.patience, self.log = url.rstrip("/"), self._state(folder), patience, log
-        self._connection = Connection(self.url, context)
-        self._signer = self.state.signer()
-        self._half, self._last = half, ("", np.zeros(0, np.float32))  # the last theta, and the name it came by
-        self._is_reached = False  # whether the server has answered since this start
-        self._token, self._ahead = token, 0.0  # by how many seconds the server's clock is ahead
-        self.rounds = 0  # updates that the server has counted since this start
-        self._about = about_device(examples, self._signer)
-        self._only_secure = secure
-        member = self.state.member() or self._join()
-        self.client_id = member["client"]
-        from tflite_export.device.live.secure.visits import SecureVisits  # needs cryptography, which is here by now
+        self.url, self.patience, self.log = url.rstrip("/"), patience, log
+        self._connection, self.state = Connection(self.url, context), self._state(folder)
+        try:
+            self._signer = self.state.signer()
+            self._half, self._last = half, ("", np.zeros(0, np.float32))  # the last theta, and the name it came by
+            self._is_reached = False  # whether the server has answered since this start
+            self._token, self._ahead = token, 0.0  # by how many seconds the server's clock is ahead
+            self.rounds = 0  # updates that the server has counted since this start
+            self._about = about_device(examples, self._signer)
+            self._only_secure = secure
+            member = self.state.member() or self._join()
+            self.client_id = member["client"]
+            from tflite_export.device.live.secure.visits import SecureVisits  # needs cryptography, which is here by now
 
-        self._only_secure = self._only_secure or member["secure"]
-        self._kept = SecureState(self.state.folder)
-        self._secure = SecureVisits(self._kept, self.client_id, self._signer)
-        self._get_bundle()
-        self._begin(examples, interpreter)
-        self._settle()
+            self._only_secure = self._only_secure or member["secure"]
+            self._kept = SecureState(self.state.folder)
+            self._secure = SecureVisits(self._kept, self.client_id, self._signer)
+            self._get_bundle()
+            self._begin(examples, interpreter)
+            self._settle()
+        except BaseException:
+            self.close()  # the folder is free for the next try
+            raise
 
     # What differs between devices that compute with LiteRT, as this one, and with TensorFlow (tfpfl/live/tf_device.py)
 

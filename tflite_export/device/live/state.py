@@ -63,7 +63,7 @@ class State:
         folder: made if it does not exist.
 
     Raises:
-        InvalidInput: another process uses it.
+        InvalidInput: another device works with it, in this process or another one.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -71,7 +71,8 @@ class State:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(self.folder / LOCK, "wb")  # noqa: SIM115 - it is open as long as the device works
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # It belongs to this open file. One of `lockf` would end when the process closes any other one of this path.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             raise InvalidInput(f"{self.folder} is in use: another device works with it") from None

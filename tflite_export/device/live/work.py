@@ -20,7 +20,8 @@ def check_examples(examples: dict) -> None:
     """Checks that a device has training examples, and that examples and labels are numbers.
 
     Raises:
-        InvalidInput: it has none, or they are something else.
+        InvalidInput: it has none, they are something else, or a label is not finite; or the labels of classes, without
+            `classes`, do not show how many there are.
     """
     if not len(examples.get("train", ((), ()))[0]):
         raise InvalidInput("a device needs training examples")
@@ -32,6 +33,14 @@ def check_examples(examples: dict) -> None:
             )
         if (found := np.asarray(examples[split][0]).dtype).kind not in "fiub":
             raise InvalidInput(f"the examples x of {split} must be numbers, preprocessed, found {found}")
+        if not np.isfinite(y := np.asarray(examples[split][1])).all():
+            raise InvalidInput(f"the labels y of {split} hold {y[~np.isfinite(y)][0]}: leave such examples out")
+    y = np.asarray(examples["train"][1])
+    if examples.get("classes") is None and y.ndim == 1 and ((y < 0) | (y % 1 != 0)).any():
+        raise InvalidInput(
+            f"the labels y of train hold {y[(y < 0) | (y % 1 != 0)][0]}, and classes are numbered from 0. If they are "
+            'numbers to predict, say so with "classes": the number of outputs'
+        )
 
 
 def about_device(examples: dict, signer: wire.Signer) -> dict:
@@ -56,16 +65,24 @@ class Work:
         interpreter: class of the interpreter, see `Runtime`.
 
     Raises:
-        InvalidInput: the examples are not preprocessed, or of another shape than the model's.
+        InvalidInput: the examples are not preprocessed, or of another shape than the model's; or a label is none of the
+            head's.
     """
 
     def __init__(self, state: State, examples: dict, interpreter=None):
         self.client = DeviceClient(Bundle(state.bundle), state.head, interpreter=interpreter)
         self.examples = {
-            split: (self.client.examples(self._taken(split, np.asarray(x))), np.asarray(labels))
+            split: self._checked(split, self.client.examples(self._taken(split, np.asarray(x))), np.asarray(labels))
             for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)
             if len(labels)
         }
+
+    def _checked(self, split: str, x: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Examples and labels that a visit takes: one that it refused would be lost when its round is computed."""
+        try:
+            return self.client.checked(x, labels)
+        except InvalidInput as error:
+            raise InvalidInput(f"the examples of {split}: {error}") from None
 
     def _taken(self, split: str, x: np.ndarray) -> np.ndarray:
         """Examples in the type of what the model takes, or with a frozen trunk of what the trunk does."""

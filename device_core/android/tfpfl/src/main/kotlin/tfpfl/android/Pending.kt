@@ -1,5 +1,8 @@
 package tfpfl.android
 
+import android.system.ErrnoException
+import android.system.Os
+import android.system.OsConstants
 import java.io.ByteArrayOutputStream
 import java.io.DataInputStream
 import java.io.DataOutputStream
@@ -34,6 +37,7 @@ internal class Pending(val round: String, val update: Update) {
             stream.fd.sync()
         }
         if (!new.renameTo(file)) throw IOException("$file cannot be written")
+        sync(file)
     }
 
     companion object {
@@ -44,7 +48,7 @@ internal class Pending(val round: String, val update: Update) {
             val input = DataInputStream(content.inputStream())
             val whole = content.size - Long.SIZE_BYTES
             if (whole < 0 || crc(content.copyOf(whole)) != content.copyOfRange(whole, content.size).long()) {
-                file.delete()
+                delete(file)
                 return null
             }
             return input.run {
@@ -54,6 +58,27 @@ internal class Pending(val round: String, val update: Update) {
                 val loss = readFloat()
                 val head = Head(floats(), floats(), bytes(), if (readBoolean()) bytes() else null)
                 Pending(round, Update(payload, numExamples, loss, head))
+            }
+        }
+
+        /** After a power cut it does not come back: the server would get the update again, and an old head be current. */
+        fun delete(file: File) {
+            file.delete()
+            sync(file)
+        }
+
+        /** The name of a file, or that it is gone, is on disk when its folder is. */
+        private fun sync(file: File) {
+            val folder = file.absoluteFile.parent
+            try {
+                val opened = Os.open(folder, OsConstants.O_RDONLY, 0)
+                try {
+                    Os.fsync(opened)
+                } finally {
+                    Os.close(opened)
+                }
+            } catch (error: ErrnoException) {
+                throw IOException("$folder cannot be written to the disk", error)
             }
         }
 

@@ -102,10 +102,10 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
             if (taken) client.commit(update)
         } catch (error: TfpflException) {
             if (error.status == SYSTEM_ERROR) throw error // such as a full disk: it is tried again
-            app.pending.delete() // the head is of no use any more
+            Pending.delete(app.pending) // the head is of no use any more
             throw error
         }
-        app.pending.delete()
+        Pending.delete(app.pending)
         return if (taken) Outcome.TAKEN else Outcome.REFUSED
     }
 
