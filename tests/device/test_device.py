@@ -244,6 +244,31 @@ def test_a_head_that_float32_does_not_have_is_not_saved(bundle, tmp_path):
     assert np.array_equal(client.head[0], device(bundle, tmp_path / "head.bin").head[0])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"labels": (3, 5, 8)}, "must be a text, found 3"),
+        ({"labels": ("a", "b", "")}, "must be a text, found ''"),
+        ({"labels": ("a", "b", "\ud83d")}, "must be a text in Unicode"),
+        ({"labels": ("a", "b", "a")}, "'a' is there twice"),
+        ({"theta_sha256": "no hash"}, "theta_sha256 must be 64 hexadecimal digits"),
+        ({"theta_sha256": None}, "theta_sha256 must be 64 hexadecimal digits"),
+    ],
+    ids=str,
+)
+def test_a_head_that_could_not_be_opened_again_does_not_replace_a_good_one(bundle, tmp_path, wrong, said):
+    state = tmp_path / "head.bin"
+    client = device(bundle, state)
+    good = SavedHead(*client.head, "00" * 32)
+    client.start_from(good)
+    with pytest.raises(HeadError, match=said):
+        client.start_from(good._replace(**wrong))
+    with pytest.raises(HeadError, match="the name of a class is a line"):
+        client.add_class("\ud83d")
+    again = device(bundle, state)
+    assert np.array_equal(again.head[0], client.head[0]) and again.labels == client.labels
+
+
 def test_a_folder_of_the_state_that_is_not_there_is_told_before_anything_is_computed(bundle, tmp_path):
     with pytest.raises(HeadError, match=r"head.bin cannot keep the head: there is no folder .*nowhere\. Make"):
         device(bundle, tmp_path / "nowhere" / "head.bin")

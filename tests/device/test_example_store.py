@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -115,6 +116,38 @@ def test_it_is_a_function_of_the_seed_and_of_what_came(policy, tmp_path):
 
     assert run("one", 1, 1) == run("many", 1, 7)
     assert (run("other", 2, 1) == run("third", 1, 1)) == (policy == "newest")
+
+
+@pytest.mark.parametrize("before", [5, 5.0, np.float64(5), np.int64(5), np.float32(5), np.int32(5), -np.inf], ids=repr)
+def test_any_number_is_a_time(before, tmp_path):
+    """SQLite takes the bytes of a NumPy number, and any text, for later than every time: all examples were deleted."""
+    with ExampleStore(tmp_path / "s", (1,), capacity=9) as store:
+        store.add(numbered(0, 4), ["a"] * 4, at=10.0)
+        assert store.forget(before=before) == 0 and len(store) == 4
+        assert store.forget(before=before + 6) == (0 if np.isinf(before) else 4)
+
+
+@pytest.mark.parametrize("before", [np.nan, "yesterday", "5", datetime(2020, 1, 1), b"5", [5.0]], ids=repr)
+def test_what_is_no_time_forgets_nothing(before, tmp_path):
+    with ExampleStore(tmp_path / "s", (1,), capacity=9) as store:
+        store.add(numbered(0, 4), ["a"] * 4, at=10.0)
+        with pytest.raises(ExampleStoreError, match="nothing was deleted"):
+            store.forget(before=before)
+        assert len(store) == 4
+
+
+def test_a_name_that_no_file_can_hold_is_refused_and_changes_nothing(tmp_path):
+    with ExampleStore(tmp_path / "s", (1,), capacity=9) as store:
+        store.add(numbered(0, 4), ["a"] * 4, at=10.0)
+        for refused in (
+            lambda: store.forget("\ud800"),
+            lambda: store.rename("\ud800", "a"),
+            lambda: store.rename("a", "\ud800"),
+            lambda: store.rename("a", 7),
+        ):
+            with pytest.raises(ExampleStoreError, match="must be a text in Unicode"):
+                refused()
+        assert store.counts() == {"a": 4}
 
 
 def test_forgetting_leaves_nothing_in_the_file(tmp_path):

@@ -1,13 +1,18 @@
 """An update that a device keeps until the server has answered: nothing but damage makes it be dropped."""
 
 import errno
+import subprocess
+import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import SavedHead
 from tflite_export.device.live import state as states
+from tflite_export.device.live.client import LiveDevice, ServerError
 from tflite_export.device.live.secure import state as secure_states
 from tflite_export.device.live.secure.state import SecureState
 from tflite_export.device.live.state import Pending, State
@@ -66,3 +71,30 @@ def test_it_is_read_on_a_full_disk_and_stays_where_it_cannot_be_read(kept, monke
         read()
     monkeypatch.undo()
     assert is_kept(read())
+
+
+def test_a_folder_is_of_one_device_whatever_else_the_process_closes(tmp_path):
+    """A lock of `lockf` ended when any other file of this path was closed, such as by a device that had failed."""
+
+    def another_process():
+        code = f"from tflite_export.device.live.state import State; State({str(tmp_path)!r})"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        return done.returncode, done.stderr.splitlines()[-1:]
+
+    with closing(State(tmp_path)):
+        (tmp_path / "head.bin.new").touch()
+        with pytest.raises(InvalidInput, match="is in use: another device works with it"):
+            State(tmp_path)
+        assert (tmp_path / "head.bin.new").exists()  # the first one may be writing it
+        (tmp_path / "lock").open("wb").close()
+        code, (said,) = another_process()
+        assert code == 1 and said.endswith("is in use: another device works with it")
+    assert another_process() == (0, [])
+
+
+def test_a_device_that_cannot_begin_leaves_its_folder_free(tmp_path):
+    """At once: not when Python finds time to collect what is left of it."""
+    examples = {"train": (np.ones((2, 3), np.float32), np.array([0, 1]))}
+    for _ in range(2):
+        with pytest.raises(ServerError, match="does not answer"):
+            LiveDevice("http://127.0.0.1:9", tmp_path, examples, "token", patience=0.0)

@@ -3,12 +3,14 @@
 import json
 from contextlib import closing
 
+import numpy as np
 import pytest
 
 from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
-from tfpfl.live.book import Book
-from tfpfl.live.serve import write_tokens
+from tfpfl.live import serve as module
+from tfpfl.live.book import Book, BookError
+from tfpfl.live.serve import serve, write_tokens
 
 
 @pytest.fixture
@@ -45,3 +47,41 @@ def test_two_clients_may_change_their_tokens(opened):
     write_tokens(run, book)
     assert book.member_with(tokens[2]).client == 6 and book.member_with(tokens[6]).client == 2
     assert [i for i, member in book.members().items() if member.key is None] == [2, 6]
+
+
+@pytest.mark.parametrize("named", [list, np.array, iter, lambda ids: [np.int64(i) for i in ids]])
+def test_a_client_gets_another_token_however_it_is_named(opened, named):
+    run, book, tokens = opened
+    again = write_tokens(run, book, named([2]))
+    assert [i for i in tokens if again[i] != tokens[i]] == [2] and book.member_with(tokens[2]) is None
+
+
+@pytest.mark.parametrize("named", [list, np.array, iter, lambda ids: [np.int64(i) for i in ids]])
+def test_a_client_is_revoked_however_it_is_named(make_run, tmp_path, named, monkeypatch):
+    """SQLite keeps a NumPy number as bytes: the lost device went on taking part."""
+
+    class Served:
+        def __init__(self, rounds, *_, **__):
+            self.rounds = rounds
+
+        async def run(self, *_):
+            members = self.rounds.book.members()
+            assert [i for i, member in members.items() if member.revoked] == [2]
+            assert [event[2:4] for event in self.rounds.book.events()][-1] == ("revoked", None)
+            json.dumps(self.rounds.book.events())  # what operators watch
+
+    monkeypatch.setattr(module, "LiveServer", Served)
+    monkeypatch.setattr(module, "bundles_of", lambda run, browser: {})
+    with make_run(tmp_path / "run") as run:
+        monkeypatch.setattr(run, "write_summary", lambda: None)
+        serve(run, revoked=named([2]))
+
+
+def test_who_is_no_client_cannot_be_revoked(opened):
+    run, book, _ = opened
+    with pytest.raises(BookError, match="has no client 99: nobody was revoked"):
+        book.revoke(99, 1.0)
+    assert book.events() == []
+    for wrong in ([99], ["2"], [2.0]):
+        with pytest.raises(InvalidArgument, match="no client 99|by their ids, whole numbers"):
+            write_tokens(run, book, wrong)

@@ -205,6 +205,28 @@ def test_answers_that_cannot_be_used_are_left_aside(bare_run, tmp_path):
         assert not asking.is_over(32.0) and asking.rounds.book.last_counted(client)[0] == 1
 
 
+def test_an_answer_of_a_node_whose_client_has_come_back_as_another_is_left_aside(bare_run):
+    """It ended the app with a KeyError, for all clients; the device sends the same bytes by its new node."""
+    run, heard = bare_run, []
+    with closing(Asking(run, Rules(wait_for=CLIENTS), log=heard.append)) as asking:
+
+        def join(client):
+            about = about_device(examples_of(run, client), wire.Signer())
+            return {ABOUT: json.dumps({**about, "token": asking.tokens[client], "program": "ab" * 32})}
+
+        for question in asking.questions([7, 8, 9], 1.0):
+            asking.hear(question, join(question.node - 7), 1.0)
+        old, _ = asking.questions([7, 8, 9], 2.0)
+        client = old.node - 7
+        (again,) = (q for q in asking.questions([7, 8, 9, 20], 3.0) if q.node == 20)
+        asking.hear(again, join(client), 3.0)
+        told = len(heard)
+        asking.hear(old, {ABOUT: "{}", BODY: b"its update"}, 3.0)
+        asking.failed(old, "it was killed", 3.0)
+        assert len(heard) == told and asking.rounds.book.last_counted(client) is None
+        assert [q.kind for q in asking.questions([7, 8, 9, 20], 4.0) if q.node == 20] == [wire.VISIT]
+
+
 def said(*arguments):
     """(exit code, output) of a command."""
     found = CliRunner().invoke(main, list(map(str, arguments)))

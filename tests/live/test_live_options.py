@@ -1,7 +1,10 @@
 """The size of a cohort from the command line, and how theta is sent."""
 
+import errno
 import gzip
 import hashlib
+import sqlite3
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +20,7 @@ from tflite_export.device.live.client import LiveDevice
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data.cohorts import cohort
+from tfpfl.live import cohort as module
 from tfpfl.live.cohort import with_cohort
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
@@ -33,9 +37,9 @@ def new_run(federation, folder, **settings):
     return Run.create(config, folder, federation)
 
 
-def joined(run, clients):
-    """The rounds of a run that these clients have joined."""
-    rounds = LiveRounds(run, Rules(awake=1e6, wait_for=len(clients)), 0.0)
+def joined(run, clients, wait_for=None):
+    """The rounds of a run that these clients have joined; the first one opens when `wait_for` are there, or all."""
+    rounds = LiveRounds(run, Rules(awake=1e6, wait_for=wait_for or len(clients)), 0.0)
     rounds.book.set_tokens({i: f"token {i}" for i in run.population.client_ids.tolist()})
     rounds.refresh()
     for i in clients:
@@ -60,6 +64,34 @@ def test_a_cohort_before_round_1_makes_the_run_that_has_this_participation(feder
         assert again is run
     with Run.open(tmp_path / "run") as run, pytest.raises(InvalidArgument, match="3 of 10 clients in a round, and has"):
         with_cohort(run, "4")
+
+
+@pytest.mark.parametrize("ends", ["with an error", "by a kill"])
+def test_a_change_of_the_cohort_that_breaks_off_leaves_the_run_as_it_was(federation, tmp_path, monkeypatch, ends):
+    """Such as on a full disk, or in a power cut: devices have joined, and live.sqlite has the id of the run."""
+    made = new_run(federation, tmp_path / "run", participation=0.5)
+    joined(made, range(4), wait_for=10).close()
+
+    def breaks_off(path, content):
+        if ends == "by a kill":  # live.sqlite is of the other run by then
+            with closing(sqlite3.connect(tmp_path / "run" / "live.sqlite")) as book, book:
+                book.execute("UPDATE about SET run_id = 'another'")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_whole", breaks_off)
+    if ends == "by a kill":
+        monkeypatch.setattr(module, "_book_of", lambda *_: nullcontext())
+    with pytest.raises(OSError, match="No space left"):
+        with nullcontext() if ends == "by a kill" else module.as_it_was(tmp_path / "run"):
+            with_cohort(made, "3")
+    monkeypatch.undo()
+    with module.as_it_was(tmp_path / "run"), Run.open(tmp_path / "run") as run:
+        assert run.config.run_id == made.config.run_id
+        rounds = LiveRounds(run, Rules(wait_for=10), 1.0)
+        assert rounds.member(3).client == 3
+        rounds.close()
+    with with_cohort(Run.open(tmp_path / "run"), "3") as run:
+        LiveRounds(run, Rules(wait_for=10), 2.0).close()
 
 
 def test_a_range_is_drawn_as_in_a_simulation(federation, tmp_path):

@@ -446,3 +446,13 @@ def test_damaged_messages_are_refused_and_the_round_goes_on(secure_run, tmp_path
     rounds.tick(99.0)
     check_step(secure_run, given, range(10))
     rounds.close()
+
+
+def test_a_round_may_fail_more_often_than_a_float_can_double(secure_run, tmp_path, monkeypatch):
+    """The pause before the next attempt is at most the deadline; 2^1024 ended the server."""
+    rounds, _ = joined(secure_run, Rules(**RULES), tmp_path, gradients(secure_run))
+    kept = rounds.book.attempt(1)
+    monkeypatch.setattr(rounds.book, "attempt", lambda number: kept._replace(number=2000))
+    rounds._fail("too few", 7.0)
+    assert rounds._again == 7.0 + RULES["deadline"] and reasons(rounds)
+    rounds.close()

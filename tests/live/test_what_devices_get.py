@@ -12,7 +12,7 @@ from helpers.truth import relative
 from tflite_export import DeviceClient
 from tflite_export.device.__main__ import read_examples
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.live.work import Work
+from tflite_export.device.live.work import Work, check_examples
 from tfpfl.data import Federation
 from tfpfl.live.serve import bundles_of, write_data
 from tfpfl.runs.config import RunConfig
@@ -70,3 +70,34 @@ def test_a_device_refuses_pixels_that_are_not_preprocessed(tmp_path):
         Work(state, {"train": clients[1]}, tf.lite.Interpreter)
     found, _ = Work(state, {"train": (x, y)}, tf.lite.Interpreter).examples["train"]
     np.testing.assert_array_equal(found, x)
+    # What a visit would refuse is refused before the device joins: its update would be lost at the end of the visit.
+    with pytest.raises(InvalidInput, match=r"the examples of test: label 2 is out of range"):
+        Work(state, {"train": (x, y), "test": (x[:2], [0, 2])}, tf.lite.Interpreter)
+    with pytest.raises(InvalidInput, match=r"the examples of train: labels must be"):
+        Work(state, {"train": (x, y.astype(np.float32))}, tf.lite.Interpreter)
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        ([0, np.nan], "y of train hold nan: leave such examples out"),
+        ([-1, -1], "y of train hold -1, and classes are numbered from 0"),
+        ([0, 1.5], "y of train hold 1.5, and classes are numbered from 0"),
+    ],
+    ids=str,
+)
+def test_labels_that_show_no_number_of_classes_are_refused_before_anything_else(y, said, tmp_path):
+    np.savez(tmp_path / "train.npz", x=np.ones((2, 3), np.float32), y=np.array(y))
+    examples = read_examples(tmp_path)
+    with pytest.raises(InvalidInput, match=said):
+        check_examples(examples)
+    if np.isfinite(y).all():  # numbers to predict
+        check_examples(examples | {"classes": 1})
+
+
+@pytest.mark.parametrize("single", ["x", "y"])
+def test_a_single_number_is_no_array_of_examples(single, tmp_path):
+    arrays = {"x": np.ones((2, 3), np.float32), "y": np.array([0, 1])} | {single: np.float32(1)}
+    np.savez(tmp_path / "train.npz", **arrays)
+    with pytest.raises(InvalidInput, match="train.npz must have arrays of examples, and x or y is a single number"):
+        read_examples(tmp_path)

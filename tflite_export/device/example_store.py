@@ -205,7 +205,7 @@ class ExampleStore:
             _check_name(label)
         if before is not None:  # SQLite takes any text, and NumPy's numbers, for later than all times
             if not isinstance(before, Real) or np.isnan(before):
-                raise ExampleStoreError(f"before is a time in seconds since 1970, found {before!r}: nothing was deleted")
+                raise ExampleStoreError(f"before must be seconds since 1970, found {before!r}: nothing was deleted")
             before = float(before)
         chosen = "FROM examples WHERE (? IS NULL OR label = ?) AND (? IS NULL OR time < ?)"
         which = (label, label, before, before)
