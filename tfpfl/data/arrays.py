@@ -111,6 +111,14 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def as_written(value: Any) -> Any:
+    """A NumPy scalar as Python's own; of a smaller float the number that was written: np.float32(0.7) is 0.7.
+
+    As a float64 it is 0.699999988, and seven of ten clients would be six.
+    """
+    return float(str(value)) if isinstance(value, np.float16 | np.float32) else plain(value)
+
+
 def cut(value: Any) -> str:
     """A cell or a name for messages, in at most 40 characters."""
     shown = repr(plain(value))

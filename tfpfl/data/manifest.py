@@ -7,6 +7,7 @@ anew. So every entry is checked before it is used.
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import chain
@@ -103,6 +104,8 @@ def plain_values(value: Any) -> Any:
         return {str(k): plain_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple | range | np.ndarray):
         return [plain_values(v) for v in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return value.item() if isinstance(value, np.generic) else value
 
 

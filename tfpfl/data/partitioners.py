@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import Generator
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_whole_number
 from tfpfl.data.arrays import as_text
 from tfpfl.data.dealing import by_owner, cut_by, deal, holders, in_proportion
 from tfpfl.data.keys import sorted_keys
@@ -318,6 +318,7 @@ def grouped_dominant(
             raise InvalidArgument(f"unknown preset of groups {groups!r}: one of {', '.join(GROUP_PRESETS)}")
         groups = GROUP_PRESETS[groups]
     groups = [Group(*g) for g in groups]
+    check_whole_number(0, num_test=num_test)
     total = sum(g.num_clients for g in groups)
     if total < 1 or (num_clients is not None and num_clients != total):
         raise InvalidArgument(f"the groups have {total} clients in all, but {num_clients} were asked for")
@@ -380,6 +381,7 @@ def natural(
     keys, key_of = sorted_keys(labels.train_key, labels.test_key)
     if num_clients is None:
         num_clients = len(keys)
+    check_whole_number(1, clients=num_clients)
     if not 1 <= num_clients <= len(keys):
         raise InvalidArgument(f"the data have {len(keys)} natural clients, but {num_clients} were asked for")
     chosen = np.sort(_rng(seed).permutation(len(keys))[:num_clients])

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from tfpfl.checks import InvalidArgument, check_numbers, check_whole_number
+from tfpfl.data.arrays import as_written
 
 Tensor = Any
 
@@ -51,11 +52,14 @@ class Sampling:
         if self.kind not in ("fixed", "binomial", "range"):
             raise InvalidArgument(f"unknown sampling {self.kind!r}: one of fixed, binomial, range")
         check_numbers(participation=self.rate, low=self.low, high=self.high)
+        object.__setattr__(self, "rate", as_written(self.rate))
         if self.kind == "range":
             if not 1 <= self.low <= self.high or self.low % 1 or self.high % 1:
                 raise InvalidArgument(
                     f"sampling range needs whole numbers 1 <= low <= high, found low={self.low}, high={self.high}"
                 )
+            for name in ("low", "high"):  # with a NumPy number, a draw of 64 bits would become a float
+                object.__setattr__(self, name, int(getattr(self, name)))
         elif not 0 < self.rate <= 1:
             raise InvalidArgument(f"participation must lie in (0, 1], found {self.rate}")
 

@@ -252,6 +252,7 @@ def class_ids(
             classes have one name; an id is not below C; or there are more than a million classes without names.
     """
     check_ordered(class_names)
+    class_names = None if class_names is None else list(class_names)  # it may be a generator
     found = [part for part in parts if len(part)]
     if len({part.dtype.kind == "U" for part in found}) > 1:
         raise InvalidArgument("labels must be all integers or all names of classes, found both")

@@ -26,6 +26,7 @@ from tfpfl.models.normalization import check_batch_norm
 from tfpfl.runs.aggregators import check_aggregator, written
 from tfpfl.runs.availability import Availability, changes
 from tfpfl.runs.checked import file_hash as file_hash
+from tfpfl.runs.checked import plain_entry
 from tfpfl.runs.checked import typed as typed
 from tfpfl.runs.metrics import check_kind, kind_of
 from tfpfl.runs.own_metrics import REGISTERED
@@ -142,13 +143,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            value = getattr(self, entry.name)
-            if isinstance(value, np.generic):
-                value = value.item()
-            elif isinstance(value, os.PathLike):
-                value = os.fspath(value)
-            elif isinstance(value, list):
-                value = tuple(value)
+            value = plain_entry(entry.name, getattr(self, entry.name))
             setattr(self, entry.name, typed(entry.name, value, entry.type))
         if self.own_method is not None and self.own_method.get("name") != self.algorithm:
             self.own_method = None  # of another configuration, whose algorithm was replaced

@@ -39,6 +39,7 @@ class Lock:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(f"{path}.lock")
         self._file: int | None = None
+        self._process = os.getpid()
         while self._file is None:
             # It is emptied below, and a folder from elsewhere can hold a link to a file of the user.
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -61,10 +62,12 @@ class Lock:
             os.write(self._file, f"{os.getpid()} {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
     def release(self) -> None:
-        """Unlocks. A second call does nothing."""
+        """Unlocks. A second call does nothing, nor does one in a process that was forked while it was locked."""
         if self._file is not None:
-            with suppress(OSError):
-                os.ftruncate(self._file, 0)
+            if self._process == os.getpid():
+                with suppress(OSError):
+                    os.ftruncate(self._file, 0)
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # to close it is not enough while a forked process has it, too
             os.close(self._file)
             self._file = None
 

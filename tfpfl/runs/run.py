@@ -55,7 +55,7 @@ from tfpfl.runs.results import plain, summary_after, totals, warnings_of, write_
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
-from tfpfl.runs.training_arguments import BY_RUN, check_callbacks
+from tfpfl.runs.training_arguments import BY_RUN, as_list, check_callbacks
 
 
 class Run:
@@ -193,8 +193,7 @@ class Run:
             check_engine(engine or config.engine)
             network_file = folder / config.network_file.name if config.network_hash and config.network_file else None
             config = own_methods.load(config, folder)
-            if rounds is not None:
-                replace(config, rounds=rounds)  # checks the number, before it is written for `read_config`
+            rounds = config.rounds if rounds is None else replace(config, rounds=rounds).rounds  # checked
             run = cls(folder, config, open_federation(config), network_file, engine or config.engine)
             try:
                 run.store = RunStore(state, config.run_id, lock=lock, named=config.score)
@@ -204,14 +203,13 @@ class Run:
                     f"config.json and {STATE} in {folder} are not of one run: one of them was changed or replaced. "
                     "To run with other settings, start a run in a new folder"
                 ) from error
-        if rounds is not None and rounds != config.rounds:
-            done = run.store.round_num
-            if rounds < done:
-                run.close()
-                raise RunError(f"{folder} has {done} rounds already, which is more than {rounds}")
-            say_if_at_0(config.schedule, rounds)
-            config.rounds = rounds
-            write_whole(folder / "config.json", json.dumps(entries(config), indent=2) + "\n")
+            if rounds != config.rounds:
+                if rounds < (done := run.store.round_num):
+                    run.close()
+                    raise RunError(f"{folder} has {done} rounds already, which is more than {rounds}")
+                say_if_at_0(config.schedule, rounds)
+                config.rounds = rounds
+                write_whole(folder / "config.json", json.dumps(entries(config), indent=2) + "\n")
         return run
 
     @classmethod
@@ -254,6 +252,7 @@ class Run:
             StoreError: a round could not be saved. All earlier rounds are saved.
             InvalidArgument: a callback is none.
         """
+        callbacks = as_list(callbacks)
         check_callbacks(callbacks, BY_RUN)
         check_heads_are_here(self.folder, self.federation)
         own_methods.load_metrics(self.config, self.folder)

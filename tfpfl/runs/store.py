@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from tensorflow import nest
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_whole_number
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import store_content as content
 from tfpfl.runs.locks import InUse, Lock
@@ -45,7 +45,8 @@ class RunStore:
             None (default): accept the file of any run; `Training` then keeps its seed in it.
         read_only: only read the file, which must exist; possible while another process writes it.
         lock: the lock of the file, if the caller has it already; `close` releases it. Default: it is taken here.
-        named: the score that is saved; one that is a fraction must lie in [0, 1]. Default: the accuracy.
+        named: the score that is saved; one that is a fraction must lie in [0, 1]. Default: the accuracy; what a file
+            has already may then be any score, until `set_score` says which.
 
     Raises:
         OtherRun: the file belongs to another run.
@@ -60,9 +61,9 @@ class RunStore:
         *,
         read_only: bool = False,
         lock: Lock | None = None,
-        named: ScoreName = ACCURACY,
+        named: ScoreName | None = None,
     ):
-        self.named = named
+        self._named, self._is_named = named or ACCURACY, named is not None
         self._lock = lock if lock or path is None or read_only else _lock(path)
         self._file, self._db = cast(StoreFile, None), cast(sqlite3.Connection, None)  # until it is open
         try:
@@ -92,6 +93,16 @@ class RunStore:
                 self.evaluations()
         if not read_only and self._file.format < FORMAT_VERSION:
             convert(self._file, self.run_id)
+
+    def set_score(self, named: ScoreName) -> None:
+        """Says which score is saved.
+
+        Raises:
+            StoreError: a saved one cannot be this.
+        """
+        if (named, True) != (self._named, self._is_named):
+            self._named, self._is_named = named, True
+            self.evaluations()
 
     def _found_run(self, run_id: str | None) -> str:
         found = [name for (name,) in self._db.execute("SELECT run_id FROM run").fetchmany(2)]
@@ -246,7 +257,7 @@ class RunStore:
             StoreError: `round_num` is not the next round, or the file could not be written. Earlier rounds are kept.
             InvalidArgument: an evaluation is of another round, of an unknown split, or has an accuracy outside [0, 1].
         """
-        done = self.round_num
+        done, round_num = self.round_num, _whole(round_num)
         if round_num != done + 1:
             raise StoreError(f"{self._name} holds rounds up to {done}: the next is {done + 1}, not {round_num}")
         evaluation_rows = [Score(*row) for row in evaluation_rows]
@@ -262,7 +273,7 @@ class RunStore:
             (round_num, name, *self._packed(matrix, "matrix", round_num, name))
             for name, matrix in (matrices or {}).items()
         ]
-        scores = sorted((content.score_row(e, self.named) for e in evaluation_rows), key=lambda row: row[1:4])
+        scores = sorted((content.score_row(e, self._named) for e in evaluation_rows), key=lambda row: row[1:4])
         metrics = sorted((row for e in evaluation_rows for row in content.metric_rows(e)), key=lambda row: row[1:5])
         names = [name for _, name, *_ in named]
         sums = content.sums(self.run_id, round_num, states, history, scores, names, metrics)
@@ -291,11 +302,11 @@ class RunStore:
             StoreError: there is no such round, a score is of another one, or the file could not be written.
             InvalidArgument: a score has an impossible value.
         """
-        evaluation_rows = [Score(*row) for row in evaluation_rows]
+        evaluation_rows, round_num = [Score(*row) for row in evaluation_rows], _whole(round_num)
         if not 1 <= round_num <= self.round_num or any(row.round_num != round_num for row in evaluation_rows):
             raise StoreError(f"{self._name} has no round {round_num}, or a score is of another round")
         history = json.dumps(self.history()[round_num - 1] | entries, default=content.plain)
-        scores = sorted((content.score_row(e, self.named) for e in evaluation_rows), key=lambda row: row[1:4])
+        scores = sorted((content.score_row(e, self._named) for e in evaluation_rows), key=lambda row: row[1:4])
         metrics = sorted((row for e in evaluation_rows for row in content.metric_rows(e)), key=lambda row: row[1:5])
         names = list(self.matrices(round_num))
         with self._errors(f"the scores of round {round_num} were not saved"), self._file.transaction():
@@ -335,6 +346,7 @@ class RunStore:
         Raises:
             StoreError: a row is damaged.
         """
+        since = _whole(since)
         with self._errors(), self._file.reading():
             rows = dict(self._db.execute("SELECT round, row FROM history WHERE round > ? ORDER BY round", (since,)))
             sums = {t: crc for t, crc in self._sums("history").items() if t > since}
@@ -348,6 +360,7 @@ class RunStore:
         Raises:
             StoreError: a score is damaged, missing or impossible.
         """
+        round_num = None if round_num is None else _whole(round_num)
         query = "SELECT * FROM evaluation WHERE ? IS NULL OR round = ? ORDER BY round, client, model, split"
         with self._errors(), self._file.reading():
             rows = self._db.execute(query, (round_num, round_num)).fetchall()
@@ -359,7 +372,7 @@ class RunStore:
             for t in sorted(sums.keys() | found.keys()):
                 what = f"{self._name}: the evaluation of round {t}"
                 content.check(found.get(t, b"[]"), sums.get(t), self._of("evaluation", t), what)
-        return content.scores(rows, f"{self._name}: the scores", metrics, self.named)
+        return content.scores(rows, f"{self._name}: the scores", metrics, self._named, self._is_named)
 
     def _metrics(self, round_num: int | None) -> list[tuple]:
         if self._file.format < 4:  # only read, otherwise it would have been converted
@@ -382,6 +395,7 @@ class RunStore:
         """
         if self._file.format < 2:
             return {}
+        round_num = _whole(round_num)
         query = "SELECT name, value, crc FROM matrix WHERE round = ? ORDER BY name"
         with self._errors(), self._file.reading():
             rows = self._db.execute(query, (round_num,)).fetchall()
@@ -412,6 +426,12 @@ class RunStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _whole(round_num: int) -> int:
+    """The number of a round as Python's int: SQLite takes NumPy's for bytes, and finds and keeps other rounds."""
+    check_whole_number(0, round_num=round_num)
+    return int(round_num)
 
 
 def _lock(path: str | os.PathLike) -> Lock:

@@ -133,7 +133,9 @@ def score_row(score: Score, named: ScoreName = ACCURACY) -> tuple:
         InvalidArgument: a value is impossible; see `scores`.
     """
     loss, found = (None if math.isnan(x := float(value)) else x + 0.0 for value in (score.loss, score.score))
-    row = (score.round_num, int(score.client_id), score.model, score.split, int(score.num_examples), loss, found)
+    # SQLite would keep NumPy's whole numbers as bytes.
+    of = (int(score.round_num), int(score.client_id), score.model, score.split)
+    row = (*of, int(score.num_examples), loss, found)
     if wrong := _wrong(row, named):
         raise InvalidArgument(f"a score of round {score.round_num} {wrong}")
     return row
@@ -145,15 +147,27 @@ def metric_rows(score: Score) -> list[tuple]:
     Raises:
         InvalidArgument: a value is no number.
     """
-    of, rows = (score.round_num, int(score.client_id), score.model, score.split), []
+    of, rows = (int(score.round_num), int(score.client_id), score.model, score.split), []
     for name, value in sorted(score.metrics.items()):
         number = float(value)
         rows.append((*of, str(name), None if math.isnan(number) else number + 0.0))
     return rows
 
 
-def scores(rows: Sequence[tuple], what: str, metrics: Iterable[tuple] = (), named: ScoreName = ACCURACY) -> list[Score]:
+def scores(
+    rows: Sequence[tuple],
+    what: str,
+    metrics: Iterable[tuple] = (),
+    named: ScoreName = ACCURACY,
+    is_known: bool = True,
+) -> list[Score]:
     """The scores of rows of the table, and of rows of the table of metrics.
+
+    Args:
+        rows, metrics: of the two tables.
+        what: their name in errors.
+        named: the score.
+        is_known: whether the score is known to be this one; otherwise it may be any number.
 
     Raises:
         StoreError: a client id or a number of examples is negative, an accuracy is outside [0, 1], a split is unknown,
@@ -167,7 +181,7 @@ def scores(rows: Sequence[tuple], what: str, metrics: Iterable[tuple] = (), name
     if strange := others.keys() - {row[:4] for row in rows}:
         raise StoreError(f"{what} are damaged: there are metrics without a score: {min(strange, key=str)}")
     for row in rows:
-        if wrong := _wrong(row, named):
+        if wrong := _wrong(row, named if is_known else named._replace(unit="")):
             raise StoreError(f"{what} are damaged: one {wrong}")
     # Runs of before have no number where a client with examples diverged; NaN would say that it has no examples.
     broken = (math.inf, math.nan if named.is_fraction else math.inf)

@@ -55,6 +55,24 @@ class StoreError(InvalidArgument):
     """The store cannot be used, or could not save a round. The message says why, and what is still saved."""
 
 
+def _only_reading(path: str | os.PathLike) -> str:
+    """The mode in which a file can be read. In a folder that is not writable, SQLite cannot make the files beside it.
+
+    Raises:
+        StoreError: what was written last is in such a file, and cannot be read there.
+    """
+    path = Path(path).absolute()
+    if os.access(path.parent, os.W_OK):
+        return "ro"
+    last = path.with_name(f"{path.name}-wal")
+    if last.exists() and last.stat().st_size:
+        raise StoreError(
+            f"{path} is being written, or its process was killed, and it lies in a folder that you cannot write: its "
+            f"last rounds are in {last.name}, which can only be read where it can be written. Copy the run folder"
+        )
+    return "ro&immutable=1"  # nobody writes it now
+
+
 class StoreFile:
     """The connection to a store's file, or to one in memory. The caller begins and ends transactions.
 
@@ -75,7 +93,9 @@ class StoreFile:
     def __init__(self, path: str | os.PathLike | None, read_only: bool):
         self.name = "the store in memory" if path is None else str(path)
         self._path, self._until = path, float("inf")
-        place = ":memory:" if path is None else f"{Path(path).absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+        place = ":memory:"
+        if path is not None:
+            place = f"{Path(path).absolute().as_uri()}?mode={_only_reading(path) if read_only else 'rwc'}"
         with self.errors():
             self.db = sqlite3.connect(place, isolation_level=None, uri=True, check_same_thread=False)
         try:

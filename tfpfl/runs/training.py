@@ -31,7 +31,7 @@ from tfpfl.runs import protocols
 from tfpfl.runs.availability import Availability
 from tfpfl.runs.metrics import ALWAYS, as_metric, measurer
 from tfpfl.runs.store import RunStore
-from tfpfl.runs.training_arguments import check_training
+from tfpfl.runs.training_arguments import as_list, check_training
 
 
 class DivergedError(TfpflError, RuntimeError):
@@ -95,6 +95,7 @@ class Training:
     metrics: Sequence = ()
 
     def __post_init__(self):
+        self.callbacks, self.splits, self.metrics = map(as_list, (self.callbacks, self.splits, self.metrics))
         check_training(self)
         kind = self.algorithm.model.kind.label
         self.score, always = kind.score, (*ALWAYS, kind.score.name)
@@ -103,7 +104,7 @@ class Training:
         self._measure = measurer(self.metrics, self.federation, labels) if self.metrics else None
         self.store = RunStore() if self.store is None else self.store
         self.store.check_seed(self.seed)
-        self.store.named = self.score
+        self.store.set_score(self.score)
         self.stop_reason = None
         self._init_server = traced_by_design(tf.function(self.algorithm.init_server, autograph=False))
         self._initial_states = initial_states(self.algorithm)

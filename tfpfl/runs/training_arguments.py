@@ -1,6 +1,6 @@
 """Checks of a training's arguments, before the first round."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfpfl.algorithms.contract import check_is_algorithm
@@ -60,6 +60,11 @@ def check_training(training: Any) -> None:
         split_number(split)
     check_listed("metrics", training.metrics, "['macro_f1']")
     check_callbacks(training.callbacks)
+
+
+def as_list(values: Any) -> Any:
+    """A generator as a list: it can be gone through once, and it is checked before it is used. All else stays."""
+    return list(values) if isinstance(values, Iterator) else values
 
 
 def check_callbacks(callbacks: Any, calls: Iterable[str] = BY_TRAINING) -> None:

@@ -67,7 +67,7 @@ class State:
     """
 
     def __init__(self, folder: str | os.PathLike):
-        self.folder = Path(folder)
+        self.folder, self._process = Path(folder), os.getpid()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = open(self.folder / LOCK, "wb")  # noqa: SIM115 - it is open as long as the device works
         try:
@@ -82,6 +82,8 @@ class State:
 
     def close(self) -> None:
         """Lets another process use the folder."""
+        if not self._lock.closed and self._process == os.getpid():
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # to close it is not enough while a forked process has it, too
         self._lock.close()
 
     update = UPDATE  # the file of an update that is on its way
