@@ -250,6 +250,23 @@ def test_pairs_are_clients_by_id():
     assert base[5] == pytest.approx(b.per_client()[5]) and own[5] == pytest.approx(a.per_client()[5])
 
 
+def test_a_client_is_compared_with_itself_in_the_same_seeds():
+    """Who takes part may differ between methods; a client would otherwise be compared over other seeds."""
+
+    def took(record, *clients):
+        scores = [score for score in record.evaluations if score.client_id in clients]
+        return type(record)(record.folder, record.config, record.history, scores, record.summary)
+
+    first, second = made("pflego", 0, good=0.2), made("pflego", 1, good=0.9)
+    own, base = paired([first, second], [took(first, 0), second])
+    np.testing.assert_array_equal(own, base)
+    own, base = paired([took(first, 0), took(second, 1)], [took(second, 0), took(first, 1)])
+    assert np.isnan(own[0]) and np.isnan(base[0])  # in no seed on both sides
+    own, base = paired([first], [second])  # no seed in common: as they are
+    np.testing.assert_allclose(own, [*first.per_client().values()])
+    np.testing.assert_allclose(base, [*second.per_client().values()])
+
+
 def test_clients_of_different_federations_are_not_paired():
     other = made("local", 0, federation_hash="e" * 64)
     with pytest.raises(ValueError, match="cannot be compared client by client.*ffffffffffff and eeeeeeeeeeee"):

@@ -3,6 +3,7 @@
 import io
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -218,3 +219,12 @@ def test_a_setting_with_which_a_client_diverged_is_not_chosen(config, tmp_path, 
     told = io.StringIO()
     Console(file=told, width=200).print(rungs([first], config))
     assert told.getvalue().count("diverged") == 2
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(1.5, 0.8), (math.inf, math.nan), (math.nan, math.nan)])
+def test_a_setting_whose_models_diverged_has_no_score(loss, expected, monkeypatch, tmp_path):
+    """Outputs that are not finite have an accuracy, too: that of one class. It was ranked first."""
+    found = SimpleNamespace(rounds=[1, 2], score=0.8, loss=loss)
+    record = SimpleNamespace(until=lambda rounds: SimpleNamespace(result=lambda protocol: found))
+    monkeypatch.setattr(search.Record, "read", lambda folder: record)
+    assert search.score_after(tmp_path, 2) == pytest.approx(expected, nan_ok=True)

@@ -110,6 +110,27 @@ def test_the_winner_of_a_grid_is_trained_with_all_seeds():
     assert cell.at_the_edge() == {}
 
 
+def test_a_run_folder_that_was_deleted_is_trained_again_in_all_stages(tmp_path):
+    """The stages of a search share it: the later ones counted as done when the first had made it anew."""
+    of = study({"rounds": 8, "halving": 2})
+    _, asked = drive(plans(of, tmp_path)[0])
+    early, late = next((a, b) for a in asked[0] for b in asked[1] if a.folder == b.folder)
+    assert early.config.rounds < late.config.rounds
+    early.folder.mkdir(parents=True)
+    (early.folder / "config.json").touch()
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    for job in (early, late):
+        ledger.add(job, Outcome("done", 1.0))
+    assert Ledger(path).outcome(early).state == Ledger(path).outcome(late).state == "done"
+    (early.folder / "config.json").unlink()
+    assert ledger.outcome(early) is None
+    (early.folder / "config.json").touch()  # the first stage is trained again
+    ledger.add(early, Outcome("done", 1.0))
+    for found in (ledger, Ledger(path)):  # also after a kill at this place
+        assert found.outcome(early).state == "done" and found.outcome(late) is None
+
+
 def test_the_best_at_the_edge_is_noticed():
     cell, _ = drive(plans(study(methods={"local": {"search": {"eta": [0.1, 0.5, 1.0], "steps": [3]}}}))[0])
     assert cell.at_the_edge() == {"eta": (0.1, 1.0)}
@@ -385,6 +406,13 @@ def test_the_tables_are_those_of_the_runs(tmp_path):
     assert first.endswith("--out runs/d-pflego-s0") and "--seed 1" in second and "--data-seed 0" in second
     with pytest.raises(InvalidArgument, match="unknown column 'acuracy'"):
         results.write(("acuracy",))
+    # A later call whose runs all failed: a paper that includes the table must not go on showing its numbers.
+    old = (tmp_path / "table.tex").read_text()
+    empty = StudyResults(of, tmp_path, [])
+    empty.__dict__["records"] = {}
+    empty.write()
+    assert not (tmp_path / "table.tex").exists() and (tmp_path / "table.tex.old").read_text() == old
+    assert "table.tex of an earlier call is table.tex.old now: nothing takes its place" in empty.notes
 
 
 def results_of(records: dict, tmp_path) -> StudyResults:

@@ -286,3 +286,11 @@ def test_methods_and_metrics_of_the_users_own(tmp_path, monkeypatch):
         Study.of(small(data={"d": {"metrics": ["m.py:hits"]}}), folder=tmp_path)
     with pytest.raises(InvalidArgument, match="methods.x.algorithm: unknown algorithm 'x'.*named FILE.py:function"):
         Study.of(small(methods={"x": {}}))
+
+
+@pytest.mark.parametrize("entry", ["patience", "monitor", "evaluate_every"])
+def test_what_a_search_sets_itself_cannot_be_searched(entry):
+    """All settings would be the same run, and the first one the best."""
+    methods = {"local": {"search": {entry: [1, 3]}}}
+    with pytest.raises(InvalidArgument, match=rf"methods.local.search.{entry}: a search compares settings after equal"):
+        Study.of({"data": {"d": {"clients": 6}}, "methods": methods, "seeds": [0]})

@@ -351,7 +351,7 @@ def check_examples(data: ClientData, kind: LabelKind) -> None:
     """
     client, outputs = int(data.info.client_id), int(data.info.num_classes)
     xs, y = [np.asarray(part) for part in tf.nest.flatten(data.x)], np.asarray(data.y)
-    if not y.ndim or not all(x.ndim for x in xs):
+    if not y.ndim or not all(x.ndim for x in xs) or isinstance(data.y, list | tuple):
         raise InvalidArgument(
             f"client {client}: examples must be an array [N, ...], or a dict or tuple of such arrays, and labels an "
             f"array [N]; found {type(data.x).__name__} and {type(data.y).__name__}. Use np.asarray"

@@ -51,8 +51,10 @@ def visits(algorithm: Algorithm, round_num: int, client_ids: Sequence[int], *, s
         ValueError: the seed or the round is negative.
         InvalidArgument: a client is not in the algorithm's population.
     """
-    ids = algorithm.population.client_ids
-    if len(strange := np.setdiff1d(np.asarray(client_ids), ids)):
+    ids, asked = algorithm.population.client_ids, np.asarray(client_ids)
+    if asked.ndim != 1 or (len(asked) and asked.dtype.kind not in "iu"):
+        raise InvalidArgument(f"client_ids must be a list of ids, such as [0, 3]; found {client_ids!r}")
+    if len(strange := np.setdiff1d(asked, ids)):
         raise InvalidArgument(
             f"client_ids: the population has no client {', '.join(map(str, strange))}. It has {len(ids)} clients, from "
             f"{ids[0]} to {ids[-1]}; `algorithm.population.client_ids` lists them"

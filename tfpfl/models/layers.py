@@ -137,6 +137,10 @@ def penalty(model: keras.Model) -> str | None:
         for name, value in vars(layer).items():
             if callable(value) and name.removeprefix("_").endswith(("_regularizer", "_constraint")):
                 return f"layer {layer.name!r} has {name.removeprefix('_')}={type(value).__name__}"
+        for weight in layer.trainable_weights:  # as `add_weight` was told
+            for name in ("regularizer", "constraint"):
+                if (value := getattr(weight, name, None)) is not None:
+                    return f"layer {layer.name!r} has a weight with {name}={type(value).__name__}"
         # Keras's `losses` are also those of weights at rest, so they would not do.
         if any(getattr(layer, name, ()) for name in ("_losses", "_eager_losses", "_callable_losses")):
             return f"layer {layer.name!r} calls add_loss"

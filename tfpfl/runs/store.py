@@ -372,7 +372,8 @@ class RunStore:
             for t in sorted(sums.keys() | found.keys()):
                 what = f"{self._name}: the evaluation of round {t}"
                 content.check(found.get(t, b"[]"), sums.get(t), self._of("evaluation", t), what)
-        return content.scores(rows, f"{self._name}: the scores", metrics, self._named, self._is_named)
+        is_known = self._is_named or not self._bound  # in such old formats all scores are accuracies
+        return content.scores(rows, f"{self._name}: the scores", metrics, self._named, is_known)
 
     def _metrics(self, round_num: int | None) -> list[tuple]:
         if self._file.format < 4:  # only read, otherwise it would have been converted

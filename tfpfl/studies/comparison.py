@@ -8,6 +8,7 @@ they are on the clients that had taken part in the runs of both methods.
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,6 +89,7 @@ def compare_runs(
     beside, configs = [Path(folder) for folder in beside], list(configs)
     for config in configs:
         check_type("a configuration", config, RunConfig, "a tfpfl.RunConfig, as in RunConfig(algorithm='pflego')")
+    configs = [replace(config) for config in configs]  # the caller's stay as they are
     _choose_splits(configs, out, beside)
     planned = _checked(configs, out, beside, allow_download)
     diverged = []
@@ -190,6 +192,7 @@ def rows(
     Raises:
         InvalidArgument: no records, one run twice, or runs on different data or of different kinds.
     """
+    check_listed("baselines", baselines, "['local']")
     check_comparable(records)
     found = group_runs(records)
     references = [s for name in baselines for s in found if s.algorithm == name]

@@ -227,9 +227,10 @@ def paired(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The score of each client, and the score of the same client in the baseline.
 
-    A client's score is its mean over all runs on the same federation. Clients of different federations are
-    different clients, whatever their ids. With a protocol over the 'seen' clients, pairs are the clients that had taken
-    part on both sides.
+    A client's score is its mean over all runs on the same federation; of those whose seeds both sides have, over the
+    seeds that have a score of it on both sides, if there are such seeds. Clients of different federations are different
+    clients, whatever their ids. With a protocol over the 'seen' clients, pairs are the clients that had taken part on
+    both sides.
 
     Returns:
         Two float [n], in the order of federation and client id; NaN if a client has no examples, or is only in one of
@@ -247,18 +248,29 @@ def paired(
             f"{records[0].title} and {baseline[0].title} cannot be compared client by client: their federations are "
             f"{mine} and {other}"
         )
-    keys = sorted(key for key in {*sides[0], *sides[1]} if key[0] in both)
-    mine, theirs = (np.array([side.get(key, np.nan) for key in keys], np.float64) for side in sides)
-    return mine, theirs
+    seeds = [{(r.config.federation_hash, r.config.seed) for r in runs} for runs in (records, baseline)]
+    shared = seeds[0] & seeds[1]
+    pairs = []
+    for key in sorted(key for key in {*sides[0], *sides[1]} if key[0] in both):
+        mine, theirs = (side.get(key, {}) for side in sides)
+        if mine and theirs and any(of_hash == key[0] for of_hash, _ in shared):
+            # Over other seeds of one client, it would be told who took part when.
+            same = [seed for seed in mine if seed in theirs and (key[0], seed) in shared]
+            mine, theirs = ({seed: side[seed] for seed in same} for side in (mine, theirs))
+        pairs.append([statistics.mean_over_clients([*side.values()]) if side else np.nan for side in (mine, theirs)])
+    return tuple(np.array(pairs, np.float64).reshape(-1, 2).T)
 
 
 def _by_client(records, protocol) -> dict:
-    """{(hash of the federation, client id): mean score over the runs}."""
-    found: dict[tuple, list[float]] = {}
+    """{(hash of the federation, client id): {seed: mean score over the runs with this seed}}."""
+    found: dict[tuple, dict] = {}
     for record in records:
         for client, score in _per_client(record, protocol).items():
-            found.setdefault((record.config.federation_hash, client), []).append(score)
-    return {key: statistics.mean_over_clients(values) for key, values in found.items()}
+            its = found.setdefault((record.config.federation_hash, client), {})
+            its.setdefault(record.config.seed, []).append(score)
+    return {
+        key: {seed: statistics.mean_over_clients(values) for seed, values in its.items()} for key, its in found.items()
+    }
 
 
 DATA_ENTRIES = ("dataset", "source", "partition", "partition_args", "clients", "validation", "new_clients")

@@ -300,7 +300,8 @@ def score_after(folder: Path, rounds: int) -> float:
             f"{protocols.LAST_ROUNDS} rounds until then, and of these it evaluated {evaluated}, because it was stopped "
             "earlier or continued by another command. Leave out callbacks that stop runs, or search in a new folder"
         )
-    return found.score
+    # Outputs that are not finite have an accuracy, too: that of always saying one class.
+    return found.score if math.isfinite(found.loss) else math.nan
 
 
 def _rounds_of_score(rounds: int) -> list[int]:

@@ -183,6 +183,8 @@ def batch_loop(*, steps=None, epochs=None, batch_size=None, straggler=0.0, at_le
         if value is not None:
             check_whole_number(low, **{name: value})
     check_fractions(straggler=straggler)
+    # TensorFlow computes in int32, which NumPy's int64 does not become by itself.
+    steps, epochs, batch_size = (None if number is None else int(number) for number in (steps, epochs, batch_size))
 
     def loop(body, carry, data: ClientData, first=0):
         num_examples = tree.num_rows(data.x)

@@ -306,8 +306,11 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why, di
         found.pop("not run", None)
         now = ledgers.entry(record, scale, size.rounds, command, diverged)
         before = found["seeds"].get(str(seed), {})
-        if record.rounds > size.rounds and all(before.get(name) == now[name] for name in ("run", "rounds")):
-            now |= {name: before[name] for name in ("scale", "asked", "command")}  # of the command that made the rounds
+        if all(before.get(name) == now[name] for name in ("run", "rounds")):
+            if record.rounds > size.rounds:  # told by the command that made the rounds
+                now |= {name: before[name] for name in ("scale", "asked", "command")}
+            if before.get("diverged"):  # this command did not train it
+                now["diverged"] = True
         found["seeds"][str(seed)] = now
         told = {"accuracy": equal_cost.note, ledgers.GAIN: ledgers.note_gains}.get(experiment.measures)
         if told is not None:

@@ -117,12 +117,14 @@ def _noted(cells: dict, cell: Cell) -> dict[str, dict[str, list]]:
 
 
 def _text(there: list[list], seeds: int) -> str:
-    rounds = sorted({t for t, *_ in there})
+    evaluated = [each for each in there if each[1] is not None]
+    rounds = sorted({t for t, *_ in evaluated or there})
     after = f"({'-'.join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))})"
-    if len(there) < seeds:
-        after += f", {len(there)} of {seeds} seeds"
-    pairs = [(accuracy, half) for _, accuracy, half in there if accuracy is not None]
-    return f"{ledgers.text(ledgers.over_seeds(pairs), 2)} {after}" if pairs else f"not evaluated {after}"
+    if len(evaluated or there) < seeds:
+        after += f", {len(evaluated or there)} of {seeds} seeds"
+    if not evaluated:
+        return f"not evaluated {after}"
+    return f"{ledgers.text(ledgers.over_seeds([(accuracy, half) for _, accuracy, half in evaluated]), 2)} {after}"
 
 
 def _heading(experiment: Experiment) -> str:

@@ -227,10 +227,9 @@ def comparable(cell: dict | None) -> dict[str, dict]:
     A seed that a callback stopped counts, too: it came to its own end. One that diverged, or that nobody has run to the
     end yet, does not, since a mean over different rounds is the accuracy of no model.
     """
-    seeds = (cell or {}).get("seeds", {})
+    seeds = {seed: entry for seed, entry in (cell or {}).get("seeds", {}).items() if not entry.get("diverged")}
     most = max((entry["rounds"] for entry in seeds.values()), default=0)
-    ended = {seed for seed, entry in seeds.items() if entry.get("stopped") and not entry.get("diverged")}
-    return {seed: entry for seed, entry in seeds.items() if entry["rounds"] == most or seed in ended}
+    return {seed: entry for seed, entry in seeds.items() if entry["rounds"] == most or entry.get("stopped")}
 
 
 def left_out(cell: dict | None) -> dict[str, dict]:
@@ -307,13 +306,15 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
         'agrees': the interval lies within the bound. 'above', 'below': it lies outside. 'unclear': it crosses the
         bound, so there are too few seeds to tell. 'one seed': there is no interval over seeds, so nothing is claimed.
         'fewer rounds': nor is it of runs that have not all of the paper's rounds, and were not stopped by a callback.
-        'not run', 'not reached' (70 % accuracy), 'no Local' (no run to compute gains with) or '-' (nothing to compare
-        with).
+        'not run', 'diverged' (all seeds), 'not reached' (70 % accuracy), 'no Local' (no run to compute gains with) or
+        '-' (nothing to compare with).
     """
     ours = measured(experiment, cell, found)
     if ours is None:
+        if not (found or {}).get("seeds"):
+            return "not run"
         lacks = "no Local" if experiment.measures == GAIN else "not reached"
-        return lacks if (found or {}).get("seeds") else "not run"
+        return lacks if comparable(found) else "diverged"
     if cell.published is None or experiment.measures in ("seconds", "rounds to 70 %"):
         return "-"
     rounds = [entry["rounds"] for entry in comparable(found).values() if not entry.get("stopped")]

@@ -287,16 +287,21 @@ def _rows(experiment: Experiment, cells: dict, compared: bool = True) -> list[di
                 "seeds": str(len(seeds)) if seeds else "",
                 "seconds": f"{sum(e['seconds'] for e in seeds.values()):.0f}",
                 "agreement": agreement(experiment, cell, found) if compared else "-",
-                "why": f": {found['not run']}" if "not run" in found else "",
+                "why": f": {found['not run']}" if "not run" in found else _all_diverged(found),
             }
         )
     return rows
 
 
+def _all_diverged(found: dict) -> str:
+    rounds = [entry["rounds"] for entry in found.get("seeds", {}).values()]
+    return "" if not rounds or comparable(found) else f": diverged in round {_range([t + 1 for t in rounds])}"
+
+
 def _left_out(experiment: Experiment, cells: dict) -> str:
     """A sentence on the seeds that no mean counts, since they have fewer rounds than others of their cell; or ''."""
     found = [
-        f"{name}: seed {seed} ({entry['rounds']} rounds)"
+        f"{name}: seed {seed} ({entry['rounds']} rounds{', diverged' if entry.get('diverged') else ''})"
         for name in map(key, experiment.cells)
         for seed, entry in left_out(cells.get(name)).items()
     ]

@@ -60,6 +60,7 @@ def render(
     check_listed("records", records, "[Record.read('runs/pflego'), Record.read('runs/fedper')]")
     for record in records:
         check_type("a record", record, Record, "a tfpfl.Record: tfpfl.Record.read(folder) reads one")
+    check_listed("baselines", baselines, "['local']")
     rows, warnings = _comparable(records, allow_different_data)
     against = [s for s in rows if s.algorithm in baselines]
     pictures = Pictures()

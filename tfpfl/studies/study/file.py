@@ -29,6 +29,7 @@ _NOT_TO_CHOOSE |= {"network_place", "network_beside", "versions", "format"}
 _ENTRIES = {entry.name for entry in fields(RunConfig)} - _NOT_TO_CHOOSE
 _FOR_RUN = _ENTRIES - _OF_THE_METHOD
 _FOR_METHODS = _ENTRIES - _OF_THE_DATA - {"rounds"}  # all methods have the same data and as many rounds
+_NOT_SEARCHED = {"patience", "monitor", "evaluate_every"}  # `of_search` sets them: all settings would be one run
 
 
 @dataclass(frozen=True)
@@ -332,6 +333,8 @@ def _method(name: str, entries: dict, kind: str, folder: Path) -> MethodEntry:
     _known(entries, _FOR_METHODS, key)
     for what, values in (("hyperparameters", entries.get("hyperparameters", {})), ("search", space)):
         for one in values:
+            if what == "search" and one in _NOT_SEARCHED:
+                raise InvalidArgument(f"{key}.search.{one}: a search compares settings after equal rounds, without it")
             is_entry = what == "search" and one in _FOR_METHODS - _OF_THE_METHOD
             if one not in hyperparameters and not is_entry:
                 raise InvalidArgument(f"{key}.{what}.{one}: {unknown('hyperparameter', one, hyperparameters)}")

@@ -18,6 +18,7 @@ from tfpfl.studies.study.worker import DIVERGED, sent
 WORKER = (sys.executable, "-m", "tfpfl.studies.study.worker")
 PATIENCE = 3.0  # seconds that runs have to end by themselves before they are killed
 _PACKAGES = Path(__file__).resolve().parents[3]  # the folder of the package tfpfl
+_GONE = "gone"  # the state of a run whose folder was deleted, so that it is trained again
 
 
 class Ledger:
@@ -36,22 +37,35 @@ class Ledger:
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 with suppress(ValueError, KeyError, TypeError):  # the last line of a study that was killed
                     row = json.loads(line)
-                    self._found[row["run"], row["rounds"]] = Outcome(row["state"], float(row["seconds"]))
+                    if row["state"] == _GONE:
+                        self._forget(row["run"])
+                    else:
+                        self._found[row["run"], row["rounds"]] = Outcome(row["state"], float(row["seconds"]))
 
     def outcome(self, job: Job) -> Outcome | None:
         """How the run of this job ended; None if it is not finished, or its folder is gone."""
-        return self._found.get(self._key(job)) if (job.folder / "config.json").exists() else None
+        key = self._key(job)
+        if not (job.folder / "config.json").exists() and self._forget(key[0]):
+            # Other stages of a search have the same folder. It will be there again, with the first stage's rounds.
+            self._write({"run": key[0], "state": _GONE})
+        return self._found.get(key)
+
+    def _forget(self, run: str) -> list:
+        """Forgets what is known of a run folder that is gone. Returns what that was."""
+        return [self._found.pop(key) for key in list(self._found) if key[0] == run]
 
     def add(self, job: Job, outcome: Outcome) -> None:
         """Remembers that a run is finished."""
         run, rounds = self._key(job)
-        row = {"run": run, "rounds": rounds, "state": outcome.state, "seconds": round(outcome.seconds, 3)}
+        self._write({"run": run, "rounds": rounds, "state": outcome.state, "seconds": round(outcome.seconds, 3)})
+        self._found[run, rounds] = outcome
+
+    def _write(self, row: dict) -> None:
         torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(("\n" if torn else "") + json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        self._found[run, rounds] = outcome
 
     def _key(self, job: Job) -> tuple[str, int]:
         return str(job.folder.relative_to(self.path.parent)), job.config.rounds

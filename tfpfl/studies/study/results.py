@@ -24,6 +24,8 @@ from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
 from tfpfl.studies.told import told_classes, told_conditions, told_seen
 
+_WRITTEN = ("search.csv", "results.csv", "results.parquet", "commands.sh", "table.md", "table.tex")
+
 
 @dataclass(frozen=True)
 class StudyResults:
@@ -247,6 +249,10 @@ class StudyResults:
             made = self.table(columns)
             write_whole(self._file("table.md"), markdown(made))
             write_whole(self._file("table.tex"), latex(made))
+        for path in [self.out / name for name in _WRITTEN if (self.out / name) not in self.files]:
+            if path.exists():  # of an earlier call; a paper that includes it would go on showing its numbers
+                path.replace(path.with_name(f"{path.name}.old"))
+                self.notes.append(f"{path.name} of an earlier call is {path.name}.old now: nothing takes its place")
 
     def _file(self, name: str) -> Path:
         self.files.append(self.out / name)
