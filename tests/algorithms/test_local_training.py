@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from helpers.rounds import play
 from helpers.toys import backbone, distance, gradient, identical, run, toy
 from helpers.toys import client_loss as reference_loss
 from tfpfl.algorithms import build_algorithm
@@ -238,3 +239,16 @@ def test_a_backbone_without_weights_that_train(name):
     assert data.model.initial_theta == ()
     server, states = run(build_algorithm(name, data.model, data.population), data)
     assert all(np.isfinite(part).all() for part in tf.nest.flatten((server, states)))
+
+
+@pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8])
+@pytest.mark.parametrize("work", [{"steps": 3}, {"epochs": 2}])
+def test_numbers_of_numpy_are_numbers(work, number):
+    """NumPy's int64, in which a loop over an array counts, ended round 1 with an error of TensorFlow."""
+    data = toy()
+
+    def after(batch_size, **work):
+        algorithm = build_algorithm("fedavg", data.model, data.population, eta=0.1, batch_size=batch_size, **work)
+        return play(algorithm, data, cohorts=[(0, 2)])[0][-1]
+
+    assert identical(after(number(4), **{name: number(value) for name, value in work.items()}), after(4, **work))

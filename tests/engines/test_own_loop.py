@@ -52,6 +52,22 @@ def test_the_loop_is_trainings(engine, algorithm, federation):
     assert identical(list(states.values()), training.client_states(list(states)))
 
 
+def test_visits_are_of_a_list_of_ids(algorithm):
+    for strange in (iter([0, 1]), {0, 1}, 1, [True], [0.0], ["0"], [[0]]):
+        with pytest.raises(InvalidArgument, match=r"client_ids must be a list of ids, such as \[0, 3\]"):
+            visits(algorithm, 1, strange)
+
+
+def test_labels_in_a_list_of_python_are_refused_as_examples_are(algorithm):
+    (visit,) = visits(algorithm, 1, [0])
+    x = np.ones((int(visit.info.num_examples), 4), np.float32)
+    engine = Simulation(algorithm)
+    for wrong in ([0] * len(x), (0,) * len(x)):
+        with pytest.raises(InvalidArgument, match="client 0: examples must be an array .* Use np.asarray"):
+            data = ClientData(x, wrong, visit.info, visit.key)
+            engine.next(engine.initialize(), [algorithm.init_client(visit.info)], [data])
+
+
 def test_visits_are_scalars_and_keys(algorithm):
     made = visits(algorithm, 7, [3, 1], seed=2)
     assert all(isinstance(visit, Visit) for visit in made)

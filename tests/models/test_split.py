@@ -249,6 +249,21 @@ class SparseFeatures(keras.layers.Layer):
         return x
 
 
+class OwnWeight(keras.layers.Layer):
+    """A layer whose weight has a constraint or a regularizer, which no attribute of the layer names."""
+
+    def __init__(self, what, **more):
+        super().__init__(**more)
+        self.what = what
+
+    def build(self, shape):
+        value = {"constraint": keras.constraints.NonNeg(), "regularizer": keras.regularizers.L2()}[self.what]
+        self.w = self.add_weight(name="w", shape=(shape[-1], 4), **{self.what: value})
+
+    def call(self, x):
+        return tf.matmul(x, self.w)
+
+
 def test_penalties_and_constraints_of_layers_are_warned_of_once():
     def said(*more, **args):
         network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="one", **args), *more])
@@ -264,6 +279,27 @@ def test_penalties_and_constraints_of_layers_are_warned_of_once():
         assert said(trainable=False, **args) == []
     (message,) = said(SparseFeatures(name="two"))
     assert "layer 'two' calls add_loss" in message and "no part of the objective" in message
+    for what in ("constraint", "regularizer"):  # as a layer's own `add_weight` was told
+        (message,) = said(OwnWeight(what, name="three"))
+        assert "layer 'three' " in message and "no part of the objective" in message
+
+
+def test_penalties_on_what_a_layer_computes_are_warned_of_with_adapters_too():
+    """Those on its weights are not: they rest."""
+
+    def said(*more, **args):
+        network = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="one", **args), *more])
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            SplitModel(network, adapters="lora:2")
+        return [str(w.message) for w in found if issubclass(w.category, TfpflWarning)]
+
+    for args in ({}, {"kernel_regularizer": "l2"}, {"kernel_constraint": "non_neg"}):
+        assert said(**args) == []
+    (message,) = said(activity_regularizer="l1")
+    assert "layer 'one' has activity_regularizer=" in message
+    (message,) = said(SparseFeatures(name="two"))
+    assert "layer 'two' calls add_loss" in message
 
 
 def test_a_layer_that_moves_its_kernel_by_itself_is_refused():

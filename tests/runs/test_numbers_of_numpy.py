@@ -158,6 +158,7 @@ def test_a_finished_run_can_be_read_in_a_folder_of_somebody_else(tmp_path):
     assert "StoreError" in found.stderr and "Copy the run folder" in found.stderr
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # its children only wait
 def test_a_lock_ends_with_its_owner_though_a_forked_process_lives(tmp_path):
     """Such as a pool of processes that was begun while a run was open."""
     lock = Lock(tmp_path / "f")

@@ -128,21 +128,29 @@ def flatten(model: keras.Model) -> list[Any]:
     return [model]
 
 
-def penalty(model: keras.Model) -> str | None:
+def penalty(model: keras.Model, weights_rest: bool = False) -> str | None:
     """Which layer of a model that was called adds a penalty to Keras's loss, in words; None if none does.
 
     It has a regularizer or a constraint on weights that train, or calls `add_loss`.
+
+    Args:
+        model: the model.
+        weights_rest: none of its weights trains, but what it computes changes, as with adapters.
     """
+    kinds = "activity_regularizer" if weights_rest else ("_regularizer", "_constraint")
     for layer in (each for each in flatten(model) if each.trainable):
         for name, value in vars(layer).items():
-            if callable(value) and name.removeprefix("_").endswith(("_regularizer", "_constraint")):
+            if callable(value) and name.removeprefix("_").endswith(kinds):
                 return f"layer {layer.name!r} has {name.removeprefix('_')}={type(value).__name__}"
-        for weight in layer.trainable_weights:  # as `add_weight` was told
+        # As `add_weight` was told: the layer's own weights, not those of layers in it; of Keras 2 or 3.
+        own = getattr(layer, "_trainable_weights", None) or getattr(layer, "_trainable_variables", None) or ()
+        for weight in () if weights_rest else own:
             for name in ("regularizer", "constraint"):
                 if (value := getattr(weight, name, None)) is not None:
                     return f"layer {layer.name!r} has a weight with {name}={type(value).__name__}"
         # Keras's `losses` are also those of weights at rest, so they would not do.
-        if any(getattr(layer, name, ()) for name in ("_losses", "_eager_losses", "_callable_losses")):
+        losses = ("_losses", "_eager_losses", *([] if weights_rest else ["_callable_losses"]))
+        if any(getattr(layer, name, ()) for name in losses):
             return f"layer {layer.name!r} calls add_loss"
     return None
 

@@ -131,7 +131,7 @@ class SplitModel(Normalized):
                 f"a backbone must map [N, ...] to features [N, M]; for 2 examples this one gives {found}"
             )
         self.dtype = dtype_of(backbone, output)
-        if adapters is None and (ignored := penalty(backbone)) is not None:
+        if (ignored := penalty(backbone, weights_rest=adapters is not None)) is not None:
             warn_user(
                 f"{ignored}, and penalties of layers are no part of the objective: training ignores them. Leave them "
                 "out of the layers; an optimizer with weight decay, or an objective of your own, can have a penalty"
