@@ -111,6 +111,7 @@ class Counted(Callback):
         self.rounds += 1
 
 
+@pytest.mark.slow
 def test_a_run_takes_generators_and_numpy_numbers(six_clients, short_end, tmp_path):
     folder, callback = tmp_path / "run", Counted()
     with Run.create(small_runs.config(rounds=2), folder, six_clients) as run:
@@ -132,6 +133,7 @@ def test_a_run_takes_generators_and_numpy_numbers(six_clients, short_end, tmp_pa
     assert all("macro_f1" in score.metrics for score in training.store.evaluations())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read as somebody else")
 def test_a_finished_run_can_be_read_in_a_folder_of_somebody_else(tmp_path):
     """SQLite wants to make files beside it."""
