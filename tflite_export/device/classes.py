@@ -7,7 +7,7 @@ other class.
 
 import numpy as np
 
-from tflite_export.device.head_file import HeadError, SavedHead
+from tflite_export.device.head_file import HeadError, SavedHead, is_unicode
 
 MOST = 4096  # classes of a head that grows
 
@@ -19,8 +19,7 @@ def with_class(head: SavedHead, name: str) -> SavedHead:
         HeadError: there is such a class already, the name is no line of text, or there are too many.
     """
     names = _names(head)
-    unicode = name.encode("utf-8", "ignore").decode("utf-8") == name  # no halves of surrogate pairs: no file holds them
-    if not name or name != " ".join(name.split()) or len(name) > 200 or not unicode:
+    if not name or name != " ".join(name.split()) or len(name) > 200 or not is_unicode(name):
         raise HeadError(f"the name of a class is a line of 1 to 200 characters, found {name[:40]!r}")
     if name in names:
         raise HeadError(f"there is a class {name!r} already: {', '.join(names[:20])}")

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.head_file import is_unicode
 
 POLICIES = ("newest", "reservoir", "per_class")
 MOST = 1_000_000  # examples
@@ -293,9 +294,5 @@ class ExampleStore:
 
 def _check_name(label: str) -> None:
     """Checks the name of a class: one or more characters, without halves of surrogate pairs, which no file can hold."""
-    try:
-        if isinstance(label, str) and label.encode("utf-8"):
-            return
-    except UnicodeEncodeError:
-        pass
-    raise ExampleStoreError(f"the name of a class must be a text in Unicode, found {label!r}: nothing was changed")
+    if not (isinstance(label, str) and label and is_unicode(label)):
+        raise ExampleStoreError(f"the name of a class must be a text in Unicode, found {label!r}: nothing was changed")

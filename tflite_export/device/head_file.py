@@ -64,6 +64,11 @@ def head_bytes(head: SavedHead) -> bytes:
     return _HEADER.pack(magic, m, k, bytes.fromhex(head.theta_sha256), zlib.crc32(numbers)) + numbers
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a file can hold a text: it has no half of a surrogate pair."""
+    return text.encode("utf-8", "ignore").decode("utf-8") == text
+
+
 def check_names(head: SavedHead) -> None:
     """Checks that the names of a head can be kept in a file and told apart.
 
@@ -73,11 +78,10 @@ def check_names(head: SavedHead) -> None:
     if not (isinstance(head.theta_sha256, str) and re.fullmatch("[0-9a-f]{64}", head.theta_sha256)):
         raise HeadError(f"theta_sha256 must be 64 hexadecimal digits, found {head.theta_sha256!r}")
     for name in head.labels or ():
-        try:
-            if not (isinstance(name, str) and name.encode("utf-8")):
-                raise HeadError(f"the name of a class must be a text, found {name!r}")
-        except UnicodeEncodeError:
-            raise HeadError(f"the name of a class must be a text in Unicode, found {name!r}") from None
+        if not (isinstance(name, str) and name):
+            raise HeadError(f"the name of a class must be a text, found {name!r}")
+        if not is_unicode(name):
+            raise HeadError(f"the name of a class must be a text in Unicode, found {name!r}")
     if twice := [name for name, number in Counter(head.labels or ()).items() if number > 1]:
         raise HeadError(f"the names of classes must differ, and {twice[0]!r} is there twice")
 

@@ -133,12 +133,12 @@ class SecureRounds(LiveRounds):
             raise Refused(409, _TOO_OLD)
 
     def join(self, token: str, about: dict, now: float) -> dict:
-        """See `LiveRounds.join`."""
+        """`LiveRounds.join`, of a device that speaks the protocol of secure rounds; another one is refused (409)."""
         self.require(str(about.get("secure")))
         return super().join(token, about, now) | {"secure": True}
 
     def work(self, client: int, now: float) -> dict | None:
-        """See `LiveRounds.work`."""
+        """`LiveRounds.work`; while an attempt is open, what the device has to do in its phase."""
         view = self.view
         if view.kind not in PHASES:
             return super().work(client, now)
@@ -301,7 +301,7 @@ class SecureRounds(LiveRounds):
         self.view = View(kept.phase, opened.number, opened.theta, waiting, deadline, found)
 
     def tick(self, now: float) -> None:
-        """See `LiveRounds.tick`."""
+        """`LiveRounds.tick`; it also ends a phase whose time is over, and begins the next attempt."""
         if (self._again is not None or self.view.kind == KEYS) and self._give_up(now):
             return
         if self._again is not None:

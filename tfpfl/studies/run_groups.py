@@ -249,13 +249,13 @@ def paired(
             f"{mine} and {other}"
         )
     seeds = [{(r.config.federation_hash, r.config.seed) for r in runs} for runs in (records, baseline)]
-    shared = seeds[0] & seeds[1]
+    with_shared = {of_hash for of_hash, _ in seeds[0] & seeds[1]}
     pairs = []
     for key in sorted(key for key in {*sides[0], *sides[1]} if key[0] in both):
         mine, theirs = (side.get(key, {}) for side in sides)
-        if mine and theirs and any(of_hash == key[0] for of_hash, _ in shared):
+        if mine and theirs and key[0] in with_shared:
             # Over other seeds of one client, it would be told who took part when.
-            same = [seed for seed in mine if seed in theirs and (key[0], seed) in shared]
+            same = [seed for seed in mine if seed in theirs]
             mine, theirs = ({seed: side[seed] for seed in same} for side in (mine, theirs))
         pairs.append([statistics.mean_over_clients([*side.values()]) if side else np.nan for side in (mine, theirs)])
     return tuple(np.array(pairs, np.float64).reshape(-1, 2).T)

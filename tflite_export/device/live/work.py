@@ -123,7 +123,7 @@ class Work:
         rows = []
         for split in splits:
             if split in self.examples:
-                x, y = self.client.checked(*self.examples[split])
+                x, y = self.examples[split]
                 found = self.client.kind.score(self.client.features(x) @ kernel + bias, y)
                 if max(abs(found.loss), abs(found.value)) < _MOST_SCORE:  # and not NaN
                     rows.append({"split": split, "examples": len(x), "loss": found.loss, "score": found.value})
