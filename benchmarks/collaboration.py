@@ -7,7 +7,7 @@
 `dirichlet` is PGFed's setting: CIFAR-10, 25 clients, Dir(0.3), a quarter of the clients a round, five epochs in batches
 of 10. `grouped` is FedAMP's practical setting: Fashion-MNIST, 5 groups of 20 clients, 80 % of a client's examples from
 the two classes of its group. OUT has a run folder for every method; one that is there is continued, with more rounds
-where they are asked for. `grouped` first searches FedAMP's and HeurFedAMP's attention and pull, on validation examples.
+where they are asked for, and one with other settings is refused. `grouped` first searches FedAMP's and HeurFedAMP's attention and pull, on validation examples.
 `attention` asks on the same data what the attention does for several widths sigma: how far the models of a group and of
 other groups are from each other, who listens to whom, and what accuracy comes of it. Prints Markdown; writes
 results.json, and for `grouped` fedamp.png and heurfedamp.png, the attention after the last round.
@@ -29,6 +29,8 @@ from tfpfl.algorithms import get_method
 from tfpfl.algorithms.fedamp import cosines, squared_distances
 from tfpfl.data.cohorts import cohort
 from tfpfl.runs.callbacks import Progress
+from tfpfl.runs.federations import open_federation
+from tfpfl.runs.folders import config_to_continue
 
 DIRICHLET = {
     "dataset": "cifar10",
@@ -64,12 +66,13 @@ CALIBRATION = 4  # rounds of uniform attention
 
 
 def trained(folder: Path, rounds: int, console, **config) -> Run:
-    """The run in that folder, made or continued up to `rounds`; to be closed."""
+    """The run in that folder, made or continued up to `rounds`; to be closed. One with other settings is refused."""
+    asked = RunConfig(rounds=rounds, **config)
+    federation = open_federation(asked)
     if (folder / "config.json").exists():
-        done = json.loads((folder / "config.json").read_text())["rounds"]
-        run = Run.open(folder, rounds=max(rounds, done))
+        run = Run.open(folder, rounds=config_to_continue(asked, folder, federation).rounds)
     else:
-        run = Run.create(RunConfig(rounds=rounds, **config), folder)
+        run = Run.create(asked, folder, federation)
     if run.store.round_num < run.config.rounds:
         run.train([Progress(folder.name.ljust(14), console)])
     return run

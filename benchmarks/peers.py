@@ -4,7 +4,7 @@
         [--partition round_robin] [--participation 0.2] [--network NAME] [--seed 0] [--engine local]
 
 Hyperparameters are the defaults. OUT has a run folder for every algorithm; one that is there is continued, so the
-command can be interrupted and repeated.
+command can be interrupted and repeated; one with other settings is refused.
 """
 
 import os
@@ -16,8 +16,9 @@ import click
 from rich.console import Console
 
 from tfpfl import Run, RunConfig
-from tfpfl.algorithms import ALGORITHMS, get_method
+from tfpfl.algorithms import ALGORITHMS
 from tfpfl.runs.callbacks import Progress
+from tfpfl.studies.comparison import compare_runs
 from tfpfl.studies.tables import comparison
 
 
@@ -35,19 +36,15 @@ from tfpfl.studies.tables import comparison
 @click.option("--algorithms", default=",".join(ALGORITHMS), show_default=True)
 def main(out, algorithms, clients, **settings):
     """Runs what is missing, prints the table."""
-    console, done = Console(width=110), []
+    console = Console(width=110)
     settings["clients"] = None if settings["partition"] == "natural" else clients
-    for name in algorithms.split(","):
-        folder = out / name
-        if (folder / "config.json").exists():
-            run = Run.open(folder)
-        else:
-            run = Run.create(RunConfig(algorithm=name, **settings), folder)
-        with run:
-            run.train([Progress(get_method(name).title.ljust(26), console)])
+    configs = [RunConfig(algorithm=name, **settings) for name in algorithms.split(",")]
+    done = []
+    for folder in compare_runs(configs, out, callbacks=lambda label: [Progress(label.ljust(26), console)]):
+        with Run.open(folder) as run:
             done.append((run.write_summary(), run.results()))
             losses = [round(row["loss"], 3) for row in run.store.history() if "loss" in row]
-            console.print(f"loss of the last local step by round: {losses}", soft_wrap=True, highlight=False)
+        console.print(f"{run.config.title}: loss of the last local step by round: {losses}", soft_wrap=True, highlight=False)
     title = f"{settings['dataset']}, {settings['rounds']} rounds, seed {settings['seed']}, engine {settings['engine']}"
     console.print(comparison(done, title))
 

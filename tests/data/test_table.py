@@ -74,19 +74,19 @@ def test_commas_in_the_name_of_a_column_do_not_choose_the_delimiter(tmp_path):
 
 
 def test_clients_of_a_csv_file_keep_their_names_and_numbers_are_sorted_as_numbers(tmp_path):
-    table = rows(40) | {"user": ["007", "10", "9", "NA"][:3] * 13 + ["9"], "state": ["1", "0"] * 20}
+    table = rows(40) | {"user": ["007", "10", "9"] * 13 + ["9"], "state": ["1", "0"] * 20}
     federation = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "f")
     assert federation.client_names == ["007", "9", "10"] and federation.class_names == ["0", "1"]
-    table["user"][0:39:3] = ["NA"] * 13
+    table["user"][0:39:3] = ["XX"] * 13
     federation = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "g")
-    assert federation.client_names == ["10", "9", "NA"]
+    assert federation.client_names == ["10", "9", "XX"]
 
 
 @pytest.mark.parametrize("as_file", [True, False])
 def test_whole_numbers_with_a_point_are_labels_in_a_file_and_in_a_dataframe(tmp_path, as_file):
     """And names that Python could read as numbers are names."""
     for number, (given, classes) in enumerate(
-        [([1.0, 0.0] * 12, ["0", "1"]), (["inf", "nan"] * 12, ["inf", "nan"]), (["1.0", "x"] * 12, ["1.0", "x"])]
+        [([1.0, 0.0] * 12, ["0", "1"]), (["inf", "-inf"] * 12, ["-inf", "inf"]), (["1.0", "x"] * 12, ["1.0", "x"])]
     ):
         table = rows() | {"state": np.array(given)}
         table = write(tmp_path / f"{number}.csv", table) if as_file else table
@@ -453,3 +453,26 @@ def test_cells_are_numbers_as_they_were():
         assert parsed.dtype == kind
         if kind is not object:
             np.testing.assert_array_equal(parsed, np.array([cell or "nan" for cell in cells]).astype(kind))
+
+
+@pytest.mark.parametrize("column", ["user", "state"])
+@pytest.mark.parametrize("word", ["NA", "nan", " #N/A"])
+def test_words_for_missing_values_are_said_beside_names_and_refused_beside_numbers(tmp_path, column, word):
+    beside_names = rows()
+    for row in (4, 9):
+        beside_names[column][row] = word
+    with pytest.warns(TfpflWarning, match=rf"column '{column}' has '{word}' in 2 rows, the first in row 5 \(.*taken"):
+        Federation.from_table(write(tmp_path / "names.csv", beside_names), **WHO, out=tmp_path / "f")
+    beside_numbers = rows() | {column: [i % 4 for i in range(24)]}
+    beside_numbers[column][7] = word
+    with pytest.raises(InvalidArgument, match=rf"column '{column}' has '{word}' in 1 rows, the first in row 8 .*miss"):
+        Federation.from_table(write(tmp_path / "numbers.csv", beside_numbers), **WHO, out=tmp_path / "g")
+
+
+def test_none_is_a_class_like_any_other(tmp_path):
+    table = rows()
+    table["state"] = ["none" if state == "well" else state for state in table["state"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federation = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "f")
+    assert federation.class_names == ["ill", "none"]

@@ -37,6 +37,8 @@ NO_FEATURES = {
     "m": ("durations", "divide them by a unit first, for example column / np.timedelta64(1, 'D') for days"),
     "M": ("dates", "take the time since a day first, for example (column - column.min()) / np.timedelta64(1, 'D')"),
 }
+# How programs write a value that is missing, in lower case. "none" is not among them: it may be the name of a class.
+MISSING_WORDS = ("na", "n/a", "#n/a", "nan", "<na>", "null", "nat")
 # A label that is written so is a number; others are names, such as 01, which is not 1.
 LABEL_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -113,9 +115,11 @@ def table_clients(
     if x.dtype.kind in "bf" or (stored != x).any():
         x = stored  # what is rounded was said with the name of its column
     names = _client_names(client, present(client, columns[client]))
+    _check_missing_words(client, names, "a client")
     if targets is None:
         y = _labels(labels[0], columns[labels[0]], is_csv)
         words = np.array([str(value) for value in y]) if y.dtype.kind == "S" else y.astype(str)
+        _check_missing_words(labels[0], words, "a class")
         if (words == words[0]).all():
             warn_user(f"column {labels[0]!r} has only one class, {cut(y[0])}: there is nothing to learn")
     else:
@@ -168,6 +172,23 @@ def _client_names(name: str, values: np.ndarray) -> np.ndarray:
         if (values == np.rint(values)).all():
             values = values.astype(np.int64)
     return np.array([as_text(value, f"column {name!r}: row {i}") for i, value in enumerate(values, 1)])
+
+
+def _check_missing_words(name: str, values: np.ndarray, what: str) -> None:
+    """A text such as NA: beside numbers only it is a value that is missing; beside names a warning asks.
+
+    Raises:
+        InvalidArgument: a value is missing.
+    """
+    found = [value for value in np.unique(values) if value.strip().lower() in MISSING_WORDS]
+    if not found:
+        return
+    marked = np.isin(values, found)
+    told = f"column {name!r} has {first_of([repr(str(v)) for v in found])} in {marked.sum()} rows, the first in row "
+    told += f"{int(marked.argmax()) + 1} (the first row of data is 1)"
+    if not marked.all() and all(map(is_number, values[~marked])):
+        raise InvalidArgument(f"{told}, and numbers in all others: these values are missing. Leave out their rows")
+    warn_user(f"{told}: taken for the name of {what}. If these values are missing, leave out their rows")
 
 
 def _target(name: str, values: np.ndarray, sort: str) -> np.ndarray:

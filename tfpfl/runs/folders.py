@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tfpfl.checks import one_line, warn_user
@@ -40,6 +41,26 @@ def kept_config(folder: str | os.PathLike, asked: RunConfig, federation: Federat
             f"the run that is continued keeps its own configuration: {one_line(', '.join(others))}. For a run as asked "
             "take another folder"
         )
+    return kept
+
+
+def config_to_continue(asked: RunConfig, folder: str | os.PathLike, federation: Federation) -> RunConfig:
+    """The configuration of the run in `folder`, with as many rounds as it has or as `asked` has, whichever are more.
+
+    Args:
+        asked: the configuration that a caller wants.
+        folder: the run folder.
+        federation: the data of `asked`.
+
+    Raises:
+        RunError: the run has another configuration than `asked`, so that it would give other numbers.
+    """
+    kept = read_config(folder)
+    kept.rounds = max(asked.rounds, kept.rounds)
+    wanted = replace(asked, rounds=kept.rounds).resolved(federation)
+    wanted.versions, wanted.format = kept.versions, kept.format
+    if wanted.run_id != kept.run_id:
+        raise RunError(f"{folder} is a run with another configuration; take another --out")
     return kept
 
 

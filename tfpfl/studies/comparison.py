@@ -20,10 +20,10 @@ from tfpfl.checks import InvalidArgument, check_listed, check_type, one_line, un
 from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import statistics
-from tfpfl.runs.config import RunConfig, RunError, read_config
+from tfpfl.runs.config import RunConfig, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
-from tfpfl.runs.folders import check_free
+from tfpfl.runs.folders import check_free, config_to_continue
 from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
 from tfpfl.runs.needs import check_needs
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
@@ -132,12 +132,8 @@ def _checked(
         federation = open_federation(config, allow_download=allow_download)
         federation = federations.setdefault(federation.hash, federation)
         if (folder / "config.json").exists():
-            before = read_config(folder)
-            config.rounds = max(config.rounds, before.rounds)
-            asked = config.resolved(federation)
-            asked.versions, asked.format = before.versions, before.format
-            if asked.run_id != before.run_id:
-                raise RunError(f"{folder} is a run with another configuration; take another --out")
+            before = config_to_continue(config, folder, federation)
+            config.rounds = before.rounds
             described.append(_Described(folder, before))
         else:
             check_free(folder)
