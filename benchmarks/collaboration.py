@@ -7,10 +7,11 @@
 `dirichlet` is PGFed's setting: CIFAR-10, 25 clients, Dir(0.3), a quarter of the clients a round, five epochs in batches
 of 10. `grouped` is FedAMP's practical setting: Fashion-MNIST, 5 groups of 20 clients, 80 % of a client's examples from
 the two classes of its group. OUT has a run folder for every method; one that is there is continued, with more rounds
-where they are asked for, and one with other settings is refused. `grouped` first searches FedAMP's and HeurFedAMP's attention and pull, on validation examples.
-`attention` asks on the same data what the attention does for several widths sigma: how far the models of a group and of
-other groups are from each other, who listens to whom, and what accuracy comes of it. Prints Markdown; writes
-results.json, and for `grouped` fedamp.png and heurfedamp.png, the attention after the last round.
+where they are asked for, and one with other settings is refused. `grouped` first searches FedAMP's and HeurFedAMP's
+attention and pull, on validation examples. `attention` asks on the same data what the attention does for several widths
+sigma: how far the models of a group and of other groups are from each other, who listens to whom, and what accuracy
+comes of it. Prints Markdown; writes results.json, and for `grouped` fedamp.png and heurfedamp.png, the attention after
+the last round.
 """
 
 import json

@@ -44,7 +44,8 @@ def main(out, algorithms, clients, **settings):
         with Run.open(folder) as run:
             done.append((run.write_summary(), run.results()))
             losses = [round(row["loss"], 3) for row in run.store.history() if "loss" in row]
-        console.print(f"{run.config.title}: loss of the last local step by round: {losses}", soft_wrap=True, highlight=False)
+        told = f"{run.config.title}: loss of the last local step by round: {losses}"
+        console.print(told, soft_wrap=True, highlight=False)
     title = f"{settings['dataset']}, {settings['rounds']} rounds, seed {settings['seed']}, engine {settings['engine']}"
     console.print(comparison(done, title))
 
