@@ -11,6 +11,7 @@ from helpers.toys import distance, gradient, toy, toy_of
 from tfpfl.algorithms import fedpac, fedrep
 from tfpfl.algorithms.fedpac import class_means, head_weights
 from tfpfl.algorithms.parts.simplex import simplex_minimum
+from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
 from tfpfl.models import tree
@@ -216,3 +217,10 @@ def test_what_is_refused(data):
     other = toy_of("regression")
     with pytest.raises(InvalidArgument, match="FedPAC is for classification only"):
         fedpac(other.model, other.population)
+
+
+def test_a_cohort_of_one_that_is_known_when_the_round_is_traced_can_be_combined(data):
+    """So `check_follows` asks; FedPAC could never be created with a schedule."""
+    check_follows(fedpac(data.model, data.population, **WORK))
+    one = tf.function(simplex_minimum).get_concrete_function(tf.TensorSpec([1, 1], tf.float64))
+    assert one(tf.constant([[3.0]], tf.float64)).numpy() == [1.0]

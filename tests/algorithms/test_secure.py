@@ -1,6 +1,7 @@
 """Secure aggregation in the simulation: the same integers as the NumPy codec, exact sums, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
 from tfpfl.algorithms.transforms.fixed_point import fixed_point, wrapped
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.algorithms.transforms.secure import Sent, codec_of, quorum, secured, weights_of
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Fold
 from tfpfl.engines.local.simulation import Simulation
@@ -347,6 +348,34 @@ def test_the_weights_are_those_of_visits_that_count():
     algorithm = dropping(data, 0.9)
     assert weights_of(algorithm).tolist() == data.population.num_examples.tolist()
     assert codec_of(algorithm)[0].max_weight == max(data.population.num_examples)
+
+
+def rarely_in_time(data, arrival):
+    """PFLEGO, whose weights are alpha_i / arrival_i, if the last of five clients is in time with this probability."""
+    some = replace(data.population, num_examples=np.full(5, 8), arrival=[1, 1, 1, 1, arrival], sampling=EVERYONE)
+    return build_algorithm("pflego", data.model, some, **quick("pflego"))
+
+
+def test_who_is_never_in_time_leaves_the_others_their_resolution():
+    data = toy(dtype="float32")
+    usual = codec_of(rarely_in_time(data, 1.0))[0]
+    assert codec_of(rarely_in_time(data, 0.0))[0] == usual
+    assert codec_of(rarely_in_time(data, 0.25))[0].exponent == usual.exponent - 2
+
+
+def test_a_weight_that_leaves_the_others_little_resolution_is_told_with_its_client():
+    data = toy(dtype="float32")
+    with pytest.warns(TfpflWarning, match=r"4 has 1e\+03 times the median weight, because it is in time in 0.001 of"):
+        codec_of(rarely_in_time(data, 1e-3))
+    with pytest.raises(InvalidArgument, match="it is in time in 1e-07 of its rounds only. Take a larger --round-dead"):
+        codec_of(rarely_in_time(data, 1e-7))
+    with pytest.warns(TfpflWarning, match="client 3 has 200 times the median weight. Take a smaller --secure-clip"):
+        secured(dropping(data, 0.0), weights=np.array([1.0, 1, 1, 200, 1]))
+
+
+def test_weights_of_0_alone_are_refused():
+    with pytest.raises(InvalidArgument, match="all weights are 0: no client's work would ever count"):
+        secured(dropping(toy(dtype="float32"), 1.0))
 
 
 @pytest.mark.parametrize("rejected", [False, True])

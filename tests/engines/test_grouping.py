@@ -91,6 +91,14 @@ def test_stacked_is_plain(federation, plain, name, dtype):
     assert distance(stacked, plain(name, dtype)) < {"float32": 1e-5, "float64": 1e-9}[dtype]
 
 
+@pytest.mark.slow
+def test_newtons_heads_in_float32_are_the_same_stacked(federation):
+    """Rounding alone decided the direction after some steps of conjugate gradients; heads then differed by 1."""
+    algorithm = make("pflego", federation, "float32", inner_opt="newton", tau=2)
+    plain, stacked = (rounds(algorithm, federation, grouping=way)[:2] for way in ("one_by_one", "stacked"))
+    assert distance(stacked, plain) < 1e-3
+
+
 IN_CHUNKS = ["pflego", "fed3r", "fedproto", "feddbe", "fedas", "fedcp", "fedala"]
 
 

@@ -176,30 +176,52 @@ def fit_newton(head: Head, phi, targets, steps, kind: HeadKind = CLASSIFICATION)
 
 
 def _conjugate_gradient(head, phi, targets, right_side, kind: HeadKind = CLASSIFICATION):
-    """Solves (H + DAMPING) d = right_side approximately for d; H is the Hessian of the loss at `head`."""
+    """Solves (H + DAMPING) d = right_side approximately for d; H is the Hessian of the loss at `head`.
+
+    The residuals of exact conjugate gradients are orthogonal. Rounding takes that away within a few steps, and in
+    float32 the direction after ten steps would be a matter of rounding. So each residual is made orthogonal to all
+    earlier ones, twice: the second time removes what the first one left.
+    """
     z = tf.matmul(counted(phi, 0.5), head.kernel) + head.bias
     variances = kind.mean(z) if kind.label.is_classes else kind.curvature(z)  # of classes: the probabilities
     examples = tf.cast(tf.shape(phi)[0], phi.dtype)
 
-    def hessian_times(v: Head):
+    def vector(v: Head):
+        return tf.concat([tf.reshape(v.kernel, [-1]), v.bias], 0)
+
+    def as_head(v) -> Head:
+        size = tf.size(head.kernel)
+        return Head(tf.reshape(v[:size], tf.shape(head.kernel)), v[size:])
+
+    def hessian_times(direction):
+        v = as_head(direction)
         u = tf.matmul(counted(phi), v.kernel) + v.bias
         curved = variances * u
         if kind.label.is_classes:  # their outputs depend on each other
             curved -= variances * tf.reduce_sum(curved, 1, keepdims=True)
         curved /= examples
-        return tree.add_scaled(gradient(phi, tf.transpose(curved)), DAMPING, v)
+        return vector(gradient(phi, tf.transpose(curved))) + DAMPING * direction
 
-    def body(step, solution, residual, direction, squared):
+    def row(step, residual, squared):
+        """A matrix with the residual, of length 1, in this row: [steps, P]."""
+        here = tf.one_hot(step, CONJUGATE_GRADIENT_STEPS, dtype=phi.dtype)
+        return here[:, None] * tf.math.divide_no_nan(residual, tf.sqrt(squared))
+
+    def body(step, solution, residual, direction, squared, earlier):
         curved = hessian_times(direction)
-        length = tf.math.divide_no_nan(squared, tree.dot(direction, curved))
-        solution = tree.add_scaled(solution, length, direction)
-        residual = tree.add_scaled(residual, -length, curved)
-        new_squared = tree.dot(residual, residual)
-        direction = tree.add_scaled(residual, tf.math.divide_no_nan(new_squared, squared), direction)
-        return step + 1, solution, residual, direction, new_squared
+        length = tf.math.divide_no_nan(squared, tf.tensordot(direction, curved, 1))
+        solution += length * direction
+        residual -= length * curved
+        for _ in range(2):
+            residual -= tf.linalg.matvec(earlier, tf.linalg.matvec(earlier, residual), transpose_a=True)
+        new_squared = tf.tensordot(residual, residual, 1)
+        direction = residual + tf.math.divide_no_nan(new_squared, squared) * direction
+        return step + 1, solution, residual, direction, new_squared, earlier + row(step + 1, residual, new_squared)
 
-    start = (0, tree.zeros_like(right_side), right_side, right_side, tree.dot(right_side, right_side))
-    return tf.while_loop(lambda step, *_: step < CONJUGATE_GRADIENT_STEPS, body, start)[1]
+    first = vector(right_side)
+    squared = tf.tensordot(first, first, 1)
+    start = (0, tf.zeros_like(first), first, first, squared, row(0, first, squared))
+    return as_head(tf.while_loop(lambda step, *_: step < CONJUGATE_GRADIENT_STEPS, body, start)[1])
 
 
 def smoothness(phi, kind: HeadKind = CLASSIFICATION):

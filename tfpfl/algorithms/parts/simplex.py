@@ -59,7 +59,8 @@ def simplex_minimum(matrix: Any) -> Any:
             done = outside[best] >= value * (1 - 1e-12)
             return target, support | (only(best) & ~done), done
 
-        return step + 1, *tf.cond(tf.reduce_any(blocked), shorten, grow)
+        a, support, done = tf.cond(tf.reduce_any(blocked), shorten, grow)
+        return step + 1, tf.ensure_shape(a, start.shape), tf.ensure_shape(support, start.shape), done
 
     start = only(tf.argmin(tf.linalg.diag_part(scaled), output_type=tf.int32))
     first = tf.constant(0), tf.cast(start, tf.float64), start, tf.constant(False)

@@ -24,14 +24,16 @@ from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, check
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
 from tfpfl.algorithms.transforms.fixed_point import FixedPoint, fixed_point, wrapped
 from tfpfl.algorithms.transforms.normalization import check_not_shared
-from tfpfl.checks import InvalidArgument, traced_by_design
-from tfpfl.data.population import ClientInfo
+from tfpfl.checks import InvalidArgument, traced_by_design, warn_user
+from tfpfl.data.population import ClientInfo, Population
 from tfpfl.data.randomness import Fold
 from tfpfl.models import passes, tree
 
 LEAST = 3  # clients: a sum over two tells one of them what the other has sent
 CLIP = 100.0  # as `tfpfl serve --secure` has it: no update of a usual model is longer
 VISITS = 1000  # in so many a client's weight is looked for, if it is 0 in some
+UNEQUAL = 100.0  # times the median weight: from there on a warning says that the others' integers are coarse
+HOPELESS = 2.0**20  # times the median weight: there the others' integers have a third of their 31 bits left
 TAILS = 12.0  # standard deviations of a client's noise for which there is room; outside with a probability of 4e-33
 
 
@@ -71,7 +73,8 @@ def secured(
     Raises:
         InvalidArgument: the server needs every client's own update, makes a message for each client, or averages
             moving statistics; a round has two exchanges, or fewer than three clients; clients send nothing; clip or
-            noise is not positive; weights follow from the examples; or the numbers do not fit into 32 bits.
+            noise is not positive; weights follow from the examples, are all 0, or one is a million times the others; or
+            the numbers do not fit into 32 bits.
     """
     check_method(algorithm)
     for name, value in (("clip", clip), ("noise", noise)):
@@ -243,13 +246,47 @@ def _planned(algorithm: Algorithm, clip: float, noise: float | None, weights: np
         )
     population = algorithm.population
     r, expected = population.sampling.most(population.num_clients), round(population.clients_per_round)
-    weight = float(np.max(found() if weights is None else weights))
+    weight = _largest(population, found() if weights is None else np.asarray(weights))
     room = 1.0 if noise is None else 1 + TAILS * noise / math.sqrt(expected)
     codec = fixed_point(size, r, float(clip), weight, int(population.num_examples.max()), room=room)
     if noise is None:
         return spec, codec, None
     sigma = math.ceil(noise * codec.sensitivity / math.sqrt(expected))
     return spec, codec, Shares(sigma, expected)
+
+
+def _largest(population: Population, weights: np.ndarray) -> float:
+    """W, the largest weight of clients that can be in a sum; all integers have the resolution that it leaves them.
+
+    Raises:
+        InvalidArgument: all weights are 0, or one of them is so large that the integers of the others are mostly 0.
+    """
+    if population.arrival is not None:  # who is never in time is in no sum
+        ids, weights = population.client_ids[population.arrival > 0], weights[population.arrival > 0]
+    else:
+        ids = population.client_ids
+    if not weights.any():
+        raise InvalidArgument(
+            "--secure sums up weighted updates, and with these settings all weights are 0: no client's work would ever "
+            "count. Look at what drops clients, such as straggler=1 with straggler_policy='drop'"
+        )
+    first, median = int(np.argmax(weights)), float(np.median(weights[weights > 0]))
+    if (times := weights[first] / median) < UNEQUAL:
+        return float(weights[first])
+    told = (
+        f"with --secure all clients send integers with the resolution that the largest weight leaves them, and client "
+        f"{ids[first]} has {times:.3g} times the median weight"
+    )
+    if population.arrival is not None and (rare := population.arrival[population.arrival > 0][first]) < 1 / UNEQUAL:
+        told += (
+            f", because it is in time in {rare:.2g} of its rounds only. Take a larger --round-deadline, or leave it out"
+        )
+    else:
+        told += ". Take a smaller --secure-clip, or --weighting uniform if the method has it"
+    if times > HOPELESS:
+        raise InvalidArgument(f"{told}. So little would be left of the others' updates that nothing could be learned")
+    warn_user(f"{told}. The others' updates are rounded that much more coarsely")
+    return float(weights[first])
 
 
 def _seed(key: Any, purpose: Fold) -> Any:
