@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,7 +22,8 @@ from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.data.population import Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
-from tfpfl.models import SplitModel, tree
+from tfpfl.models import SplitModel, passes, tree
+from tfpfl.models.losses import client_loss as losses_of
 
 EVERYONE = (0, 1, 2, 3, 4)
 TAKE_IT = {  # method -> what its clients send
@@ -178,6 +180,17 @@ def test_updates_are_averaged_with_the_losses_before_the_visit(data, name):
     for i in cohort:
         mean = tree.add_scaled(mean, (found[i] > t) / 0.3 * float(out[i].weight) / total, out[i].update)
     assert distance(after.own, plain.step(server, mean, 1.0)) < 1e-12
+
+
+def test_masks_of_dropout_are_not_in_the_loss_that_weighs():
+    """l_i is the loss of the model, as an evaluation finds it; with a mask it would be another one in each round."""
+    layers = keras.layers.Dense(8, "tanh", dtype="float64"), keras.layers.Dropout(0.5, dtype="float64")
+    some, model = toy(), SplitModel(keras.Sequential([keras.Input((4,), dtype="float64"), *layers]))
+    algorithm = with_objective(fedavg(model, some.population, steps=1), "fair:1")
+    w, visit = algorithm.init_server(), some.visit(0)
+    with passes.drawing(visit.key):
+        weight = algorithm.client_update(algorithm.message(w), (), visit).weight
+    assert abs(float(weight) / len(visit.y) - float(losses_of(model)(w, visit.x, visit.y))) < 1e-12
 
 
 def test_a_weight_of_integers_is_multiplied_as_a_number(data):

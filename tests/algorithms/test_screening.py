@@ -12,6 +12,7 @@ from helpers.quick import QUICK
 from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.algorithms.transforms import faults, with_objective
+from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median
 from tfpfl.algorithms.transforms.screening import REASONS, screened
 from tfpfl.data.randomness import client_key
@@ -198,6 +199,13 @@ def test_a_round_of_which_all_are_rejected_changes_nothing(transform, federation
     engine = Simulation(limited, federation)
     server, _, out = after(engine, limited, COHORT, 2)
     assert int(out.metrics["rejected"]) == len(COHORT) and identical(server, engine.initialize())
+
+
+def test_bytes_of_a_client_that_is_rejected_count(federation):
+    """With `compressed` the client itself says how many it sends."""
+    limited = screened(compressed(build("fedavg", federation), bits=8), max_norm=1e-9)
+    metrics = after(Simulation(limited, federation), limited, COHORT, 1)[2].client_metrics
+    assert all(int(m["rejected"]) == 5 and int(m["bytes_up"]) > 0 for m in metrics)
 
 
 def test_a_fused_cohort_cannot_be_screened(federation):

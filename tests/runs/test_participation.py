@@ -5,9 +5,12 @@ import json
 import sqlite3
 
 import pytest
+import tensorflow as tf
 
 from helpers import small_runs as runs
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.data import Population, Sampling, cohort
+from tfpfl.data.randomness import client_key
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.participation import counts, took_part
 from tfpfl.runs.protocols import LOCAL_COPY, Score
@@ -84,6 +87,22 @@ def test_who_was_rejected_has_not_taken_part():
     good, bad = cohort(0, 1, population).tolist()
     history[0]["rejected_clients"] = f"{bad}: its update is too large"
     assert took_part(config, history, [Score(1, good, LOCAL_COPY, "test", 5, 0.1, 0.9)]) == {good: 1}
+
+
+def test_a_straggler_that_fedprox_drops_has_not_taken_part(six_clients, tmp_path):
+    """Against the weights of its visits: of who is dropped they are 0."""
+    how = {"hyperparameters": {"straggler": 0.7, "straggler_policy": "drop", "steps": 1}}
+    run = runs.train(tmp_path / "run", six_clients, algorithm="fedprox", rounds=2, participation=1.0, **how)
+    with Run.open(run.folder) as opened:
+        algorithm, found = opened.algorithm, opened.took_part
+    expected = {}
+    for t in (1, 2):
+        for i, key in enumerate(client_key(0, t, range(6))):
+            x, y = six_clients.arrays(i, labels="global")
+            data = ClientData(x, y, algorithm.population.info(i, "float32"), tf.constant(key))
+            if float(algorithm.client_update(algorithm.init_server(), (), data).weight) > 0:
+                expected.setdefault(i, t)
+    assert found == expected and 0 < len(found) < 6
 
 
 def test_what_contradicts_the_run_is_unknown():

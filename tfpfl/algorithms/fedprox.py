@@ -65,7 +65,8 @@ def fedprox(
             optimizer of the local steps, and the weights of the average, as in `fedavg`. The optimizer gets the
             gradient together with that of the pull.
         straggler: p_s, the probability in [0, 1] that a client does only a part of its work; default 0.
-        straggler_policy: 'keep' what stragglers did (FedProx), or 'drop' it (FedAvg).
+        straggler_policy: 'keep' what stragglers did (FedProx), or 'drop' it (FedAvg). Their own states, such as local
+            statistics of BatchNormalization, stay as their work left them.
         implicit_prox: take an implicit step on the pull, which is stable for every coefficient. Default: an explicit
             step, by its gradient.
 

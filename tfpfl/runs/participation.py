@@ -1,9 +1,9 @@
 """Since which round each client has taken part: a client is *seen* once the server has used its work in some round.
 
-A client that is sampled but drops out, comes too late or is rejected is not seen by that. Nothing is stored for this.
-The clients of every round are drawn again from the seed, and compared with what the run has saved: how many clients a
-round had, and which of them were scored. So it is also known for runs of older versions. Only rounds on devices say who
-came, in the entry `came` of their history.
+A client that is sampled but drops out, comes too late, is rejected or is a straggler that FedProx drops is not seen by
+that. Nothing is stored for this. The clients of every round are drawn again from the seed, and compared with what the
+run has saved: how many clients a round had, and which of them were scored. So it is also known for runs of older
+versions. Only rounds on devices say who came, in the entry `came` of their history.
 """
 
 import re
@@ -14,6 +14,7 @@ import numpy as np
 
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population
+from tfpfl.data.randomness import client_key
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import LOCAL_COPY, Score
 
@@ -77,7 +78,7 @@ def visits(
             came = reported[t] | rejected if t in reported else None if row["clients"] else set()
         if came is None or len(came) != row["clients"] or (t in reported and reported[t] != came - rejected):
             return None
-        for i in came - rejected:
+        for i in came - rejected - _dropped_stragglers(config, came, t):
             found.setdefault(i, []).append(place)
     return found
 
@@ -92,6 +93,17 @@ def _came(config: RunConfig, population: Population, t: int, work: np.ndarray | 
     sampled = cohort(config.seed, t, population, availability.present(t, ids))
     amounts = np.ones(len(sampled)) if work is None else work[np.searchsorted(ids, sampled)]
     return set(availability.round(config.seed, t, sampled, amounts).came.tolist())
+
+
+def _dropped_stragglers(config: RunConfig, came: set[int], t: int) -> set[int]:
+    """Those of the clients of round t whose work counts nothing, by FedProx's straggler_policy='drop'."""
+    probability = config.hyperparameters.get("straggler")
+    if config.hyperparameters.get("straggler_policy") != "drop" or not probability:
+        return set()
+    from tfpfl.algorithms.parts.local_training import straggles  # with TensorFlow: only where it is needed
+
+    ids = sorted(came)
+    return {i for i, key in zip(ids, client_key(config.seed, t, ids), strict=True) if straggles(key, probability)}
 
 
 def counts(first: Mapping[int, int] | None, num_clients: int, round_num: int) -> tuple[int, int] | None:

@@ -17,7 +17,7 @@ from tfpfl.algorithms.contract import Algorithm, check_one_exchange, kinds
 from tfpfl.algorithms.parts.objectives import parsed_objective, weighing
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.checks import InvalidArgument
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.losses import client_loss
 
 SMALLEST = 1e-30  # a loss counts as at least this, because 0^q has no derivative
@@ -115,7 +115,9 @@ class _Weighted:
                 output = self.algorithm.client_update(message, state, data)
             loss = output.metrics["loss"]
             return output._replace(update=tree.scale(weight_of(loss), output.update)), loss
-        loss = self.loss(self.start(message, state, data), data.x, data.y)
+        now = passes.current()
+        with passes.evaluating(None if now is None else now.statistics):  # a mask of Dropout would make l_i a noisy one
+            loss = self.loss(self.start(message, state, data), data.x, data.y)
         output, times = self.algorithm.client_update(message, state, data), weight_of(loss)
         if normed:
             return output._replace(weight=times * tree.as_dtype(output.weight, times.dtype)), loss

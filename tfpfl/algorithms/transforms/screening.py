@@ -111,7 +111,10 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
         if clip_norm is not None:
             output = _clipped(algorithm, state, output, norm, clip_norm)
         update = tree.where(accepted, output.update, tree.zeros_like(output.update))
-        metrics = {k: tf.where(accepted, v, tf.zeros_like(v)) for k, v in output.metrics.items()}
+        metrics = {  # what a rejected client has sent was sent all the same
+            name: value if name.startswith("bytes_") else tf.where(accepted, value, tf.zeros_like(value))
+            for name, value in output.metrics.items()
+        }
         metrics |= {"rejected": reason, "update_norm": tf.where(finite, norm, tf.zeros_like(norm))}
         return ClientOutput(
             update=flag.put_on(update, accepted) if flag else update,
