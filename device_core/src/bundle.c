@@ -238,6 +238,8 @@ int bundle_theta(const struct bundle *bundle, float **theta, char *error) {
     } else {
         if (read_whole(file, *theta, 4 * bundle->model.num_backbone_weights) != 0)
             status = fail(error, TFPFL_BUNDLE_ERROR, "%s was changed while it was read", path);
+        else if (!all_finite(*theta, bundle->model.num_backbone_weights))
+            status = fail(error, TFPFL_BUNDLE_ERROR, "theta holds NaN or infinity: nothing was changed");
         close(file);
     }
     if (status) {

@@ -429,11 +429,11 @@ int tfpfl_personalize(tfpfl_client *client, const tfpfl_examples *examples, cons
     tfpfl_default_fit(client, &usual);
     if (fit == NULL) fit = &usual;
     if (!fit->on_training && fit->other != NULL) status = check_examples(client, fit->other, true);
-    if (status == 0 && (fit->steps < 0 || !(fit->beta >= 0) || isinf(fit->beta))) {
+    if (status == 0 && (fit->steps < 0 || !(fit->beta >= 0 && fit->beta <= 3.4e38))) {
         char beta[LONGEST_NUMBER];
         write_double(beta, fit->beta);
-        status = fail(client->error, TFPFL_BUNDLE_ERROR, "steps and beta must be at least 0, found steps=%" PRId32
-                      ", beta=%s", fit->steps, beta);
+        status = fail(client->error, TFPFL_BUNDLE_ERROR, "steps must be at least 0 and beta from 0 to 3.4e+38, found steps=%"
+                      PRId32 ", beta=%s", fit->steps, beta);
     }
     if (status == 0 && !copy_head(&head, &client->head)) status = no_memory(client->error);
     if (status == 0) status = split_features(client, examples, fit, &split);

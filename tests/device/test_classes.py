@@ -125,6 +125,21 @@ def test_a_round_after_a_class_was_added_is_that_of_a_wider_head(bundle, run_fol
 
 
 @pytest.mark.slow
+def test_a_round_from_before_two_changes_that_leave_the_same_names(bundle, federation, tmp_path):
+    """The column of a class that is gone would come back under the name of a new one."""
+    client, (x, y) = DeviceClient(bundle, interpreter=tf.lite.Interpreter), federation.arrays(4, "train")
+    client.add_class("new")
+    stale, before = client.round(client.theta, x, y), client.labels
+    client.remove_class("new")
+    client.add_class("new")
+    assert client.labels == before
+    with pytest.raises(HeadError, match="the classes have changed since the round"):
+        client.commit(stale)
+    client.commit(client.round(client.theta, x, y))
+    client.commit(stale._replace(class_changes=None))  # from a file: the names are all that is known
+
+
+@pytest.mark.slow
 def test_the_static_program_has_a_fixed_number_of_classes(bundle, tmp_path):
     state = tmp_path / "head.bin"
     client = DeviceClient(bundle, state, interpreter=tf.lite.Interpreter, static=True)

@@ -13,6 +13,7 @@ from helpers.truth import true_gradient, true_steps
 from tflite_export import BundleError, DeviceClient, Runtime
 from tflite_export.convert.program import unflatten
 from tflite_export.device import payload as payloads
+from tflite_export.device.drawing import drawing_settings
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head, theta_sha256
 from tflite_export.device.payload import PayloadError, decode, encode
 from tfpfl.models.weights import Head
@@ -102,7 +103,7 @@ def test_features_of_the_exported_theta_come_from_constant_weights(bundle, split
 def test_what_leaves_is_the_gradient_and_the_number_of_examples(bundle, data):
     client = device(bundle)
     update = client.round(client.theta, *data)
-    assert update._fields == ("payload", "num_examples", "loss", "head")
+    assert update._fields == ("payload", "num_examples", "loss", "head", "class_changes")
     assert len(update.payload) == payloads.num_bytes(client.bundle.num_backbone_weights)
 
 
@@ -400,6 +401,7 @@ def test_a_damaged_head_file_is_refused(bundle, tmp_path):
 SAVE_FOREVER = """
 import sys
 import numpy as np
+from tflite_export.device.drawing import drawing_settings
 from tflite_export.device.head_file import SavedHead, save_head
 value = 0
 while True:
@@ -461,3 +463,18 @@ def test_bad_payloads_are_refused():
             encode(gradient)
     with pytest.raises(PayloadError, match="unknown payload"):
         encode(np.zeros(3, np.float32), "int4")
+
+
+def test_arguments_of_personalize_that_are_none_are_refused(bundle, data):
+    client = DeviceClient(bundle, interpreter=tf.lite.Interpreter)
+    x, y = data
+    for held_out in (x, (x, y, x), "half"):
+        with pytest.raises(BundleError, match=r"held_out must be a part of the examples in \(0, 1\), a pair"):
+            client.personalize(x, y, held_out=held_out)
+    with pytest.raises(BundleError, match=r"beta from 0 to 3.4e\+38, found steps=4, beta=1e\+39"):
+        client.personalize(x, y, steps=4, beta=1e39)
+
+
+def test_a_scale_of_nearly_0_has_no_drawings():
+    assert drawing_settings("digits", (8, 8), {"stored_dtype": "uint8", "scale": 1e-320}) is None
+    assert drawing_settings("digits", (8, 8), {"stored_dtype": "uint8", "scale": 1 / 16})["levels"] == 16

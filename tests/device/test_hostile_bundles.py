@@ -301,6 +301,13 @@ def test_the_command_line_says_it_in_one_line(folder):
     assert done.returncode == 2 and not done.stderr and "../secret.txt" in told["error"] and not told["ok"]
 
 
+@pytest.mark.parametrize("content", [b"", b"junk", b"\xff" * 300], ids=["empty", "junk", "ff"])
+def test_a_program_that_is_none_is_refused_by_verify(folder, content):
+    (folder / "program.tflite").write_bytes(content)
+    write(folder, {"program.tflite": described(folder / "program.tflite")})
+    refused(folder, "program.tflite: this is no .tflite file, or it is damaged", function=verify)
+
+
 def test_the_hash_of_a_manifest_is_no_signature(folder):
     """Whoever writes a manifest can compute its hash, so nothing here may rely on it: the tests above write it anew."""
     manifest = json.loads((folder / "manifest.json").read_text())

@@ -70,7 +70,7 @@ def test_far_from_all_examples_the_nearest_decides(client, federation):
 def test_what_does_not_fit_is_refused(client, federation):
     x, y = federation.arrays(4, "train")
     near = Neighbours(client, x, y)
-    for given in ({"k": 0}, {"weight": 1.1}, {"scale": 0.0}, {"scale": np.nan}):
+    for given in ({"k": 0}, {"k": 2.5}, {"weight": 1.1}, {"scale": 0.0}, {"scale": np.nan}):
         with pytest.raises(BundleError, match="are needed, found"):
             near.predict(x, **given)
     with pytest.raises(BundleError, match="label 3 is out of range"):

@@ -85,6 +85,7 @@ def unlike_on_the_jvm(programs, bundle, version, data, folder, wrong) -> list:
     named = load_head(jvm / "named.bin", bundle.num_features, bundle.num_classes)
     unlike = [] if named.labels == tuple(f"\U0001f600{i}" for i in range(bundle.num_classes)) else ["named.bin"]
     unlike += [name for name in BYTES if (c / name).read_bytes() != (jvm / name).read_bytes()]
+    of_fit = "steps must be at least 0 and beta from 0 to 3.4e+38, found"
     refused = [  # by Vectors.kt
         "1 /nowhere/\U0001f600 is not a bundle: it has no manifest.json",
         "1 LiteRT cannot be loaded: ",
@@ -92,8 +93,8 @@ def unlike_on_the_jvm(programs, bundle, version, data, folder, wrong) -> list:
         f"1 examples must be {bundle.example_dtype} ['N', ",
         wrong,
         "1 the held-out part must lie in (0, 1), found 2.0",
-        "1 steps and beta must be at least 0, found steps=-2147483648, beta=",
-        f"1 steps and beta must be at least 0, found steps={bundle.manifest['training']['tau'] - 1}, beta=nan",
+        f"1 {of_fit} steps=-2147483648, beta=",
+        f"1 {of_fit} steps={bundle.manifest['training']['tau'] - 1}, beta=nan",
         "1 there are no examples",
         "1 theta must be float32 [",
         "1 unknown payload 'int4': one of float32, int8",

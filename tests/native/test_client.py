@@ -303,6 +303,22 @@ def test_a_program_that_is_none_or_another_is_refused(bundle, native, litert_lib
         open_with(None)
 
 
+def test_theta_with_nan_is_refused_in_the_same_words(bundle, native, litert_library, tmp_path):
+    from helpers.hand_made import described, write_manifest
+
+    folder = shutil.copytree(bundle.folder, tmp_path / "copy")
+    theta, manifest = folder / "theta.bin", json.loads((folder / "manifest.json").read_text())
+    del manifest["hash"]
+    theta.write_bytes(theta.read_bytes()[:-4] + np.float32(np.nan).tobytes())
+    manifest["files"][theta.name] = described(theta)
+    write_manifest(folder, manifest)
+    with pytest.raises(BundleError) as expected:
+        DeviceClient(folder, interpreter=tf.lite.Interpreter)
+    with pytest.raises(NativeError) as found:
+        NativeClient(native, folder, litert=litert_library)
+    assert str(found.value) == str(expected.value) == "theta holds NaN or infinity: nothing was changed"
+
+
 @pytest.mark.slow
 def test_a_bundle_without_rounds(tmp_path, native, litert_library):
     bundle = make_bundle("mlp200", tmp_path, rounds=False)

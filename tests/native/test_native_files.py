@@ -62,6 +62,10 @@ def test_a_damaged_head_is_refused_in_the_same_words(native, tmp_path):
     damaged = [content[:n] for n in (0, 7, 51, 52, len(content) - 1)] + [content + b"\0", b"x" + content[1:], huge]
     damaged += [content[:i] + bytes([content[i] ^ 4]) + content[i + 1 :] for i in (3, 9, 13, 49, 60, len(content) - 1)]
     damaged += [head_bytes(drawn_head(3, 7)), head_bytes(drawn_head(8, 3)), head_bytes(drawn_head(1, 0))]
+    for part, bad in (("kernel", np.nan), ("bias", -np.inf)):  # whoever makes a head file can compute its checksum
+        head = drawn_head(7, 3)
+        getattr(head, part)[-1] = bad
+        damaged.append(head_bytes(head))
     for wrong in damaged:
         path.write_bytes(wrong)
         with pytest.raises(HeadError) as expected:
@@ -167,6 +171,7 @@ def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(nat
     wrong = [content[:n] for n in (51, 52, 60, 147, 148, 151, 152, len(content) - 1)] + [content + b" "]
     wrong += [content[:i] + bytes([content[i] ^ 4]) + content[i + 1 :] for i in (3, 9, 13, 49, 60, 149, 160)]
     texts = (b"", b"[]", b'["a", "b"]', b'["a", "b", "c", "d"]', b'["a", "b", 3]', b'{"a": 1, "b": 2, "c": 3}', b"[[[")
+    texts += b'["a", "b", "a"]', b'["a", "b", "\\u0061"]', b'["a", "", "c"]'
     texts += (
         b'["a", "b", "\xff"]',
         b'["a", "b", "\xed\xa0\x80"]',
@@ -177,6 +182,8 @@ def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(nat
     wrong += [with_names(text) for text in texts]
     wrong += [with_names(b'["a", "b", "c"]', size) for size in (0, 14, 16, 2**32 - 1)]
     wrong += [with_names(b'["a", "b", "c"]', m=m, k=k) for m, k in ((6, 3), (8, 3), (2**32 - 1,) * 2, (7, 0), (2, 8))]
+    body = struct.pack("<I", 2) + b"[]"  # no class at all
+    wrong += [b"TFPFLH02" + struct.pack("<II", 7, 0) + content[16:48] + struct.pack("<I", zlib.crc32(body)) + body]
     for damaged in wrong:
         path.write_bytes(damaged)
         with pytest.raises(HeadError) as expected:
@@ -184,7 +191,7 @@ def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(nat
         with pytest.raises(NativeError) as found:
             native.load_head(path, 7, 3)
         assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value)), damaged[52:]
-    for names in (b'["a", "b", "\\ud800"]', b' [ "a" ,"b","c"]\n', b'["a", "a", "a"]'):
+    for names in (b'["a", "b", "\\ud800"]', b' [ "a" ,"b","c"]\n', b'["a", "ab", "b"]'):
         path.write_bytes(with_names(names))
         assert native.load_head(path, 7, 3).labels == load_head(path, 7, 3).labels
 

@@ -69,7 +69,7 @@ def refusals(bundle, n):
     numbers = f"1 examples must be {dtype} {shape}, found {n * int(np.prod(shape[1:]))} numbers for {{}} examples"
     wrong = f"1 label 99 is out of range: this client's are 0..{k - 1}; the head is untouched"
     wrong = wrong if bundle.kind.is_classes else "1 targets must be numbers [1, 2], found none"
-    steps = "1 steps and beta must be at least 0, found steps={}, beta={}"
+    steps = "1 steps must be at least 0 and beta from 0 to 3.4e+38, found steps={}, beta={}"
     return [
         "1 /nowhere/\U0001f600 is not a bundle: it has no manifest.json",
         "1 LiteRT cannot be loaded: /nowhere/lib.so: cannot open shared object file: No such file or directory. "

@@ -24,7 +24,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, check_names, load_head, save_head, theta_sha256
 from tflite_export.device.kinds import Score
 from tflite_export.device.layout import BACKBONE, HEAD, PROGRAM, STATIC_PROGRAM, THETA
-from tflite_export.device.manifest import LARGEST
+from tflite_export.device.manifest import LARGEST, LARGEST_NUMBER
 from tflite_export.device.runtime import Bundle, BundleError, Runtime
 from tflite_export.device.scores import cut
 
@@ -39,6 +39,7 @@ class Update(NamedTuple):
     num_examples: int  # N_i
     loss: float  # the training loss at the joint point, for logs
     head: SavedHead  # the client's head after the round; it stays on the device, see `DeviceClient.commit`
+    class_changes: int | None = None  # how often the client's classes had changed; None: only their names are known
 
 
 class Personalized(NamedTuple):
@@ -104,6 +105,7 @@ class DeviceClient:
         if static and len(self._head.bias) != self.bundle.num_classes:
             raise HeadError(f"{self._state} has {len(self._head.bias)} classes, and {STATIC_PROGRAM} is {_FIXED}")
         self._backbone: Runtime | None = None
+        self._class_changes = 0
         self.receive(self.bundle.theta())
 
     @property
@@ -151,6 +153,7 @@ class DeviceClient:
         if self.batch is not None:
             raise HeadError(f"{STATIC_PROGRAM} is {_FIXED}")
         self._store(head)
+        self._class_changes += 1
 
     @property
     def head_is_stale(self) -> bool:
@@ -252,12 +255,16 @@ class DeviceClient:
             held_out = x, y
         elif isinstance(held_out, Real):
             (x, y), held_out = cut(x, y, held_out)
-        else:
+        elif isinstance(held_out, tuple | list) and len(held_out) == 2:
             held_out = self.checked(*held_out)
+        else:
+            raise BundleError("held_out must be a part of the examples in (0, 1), a pair (x, y), or None")
         steps = self.settings["tau"] - 1 if steps is None else steps
         beta = self.settings["beta"] if beta is None else beta
-        if steps < 0 or not 0 <= beta < np.inf:
-            raise BundleError(f"steps and beta must be at least 0, found steps={steps}, beta={beta}")
+        if steps < 0 or not 0 <= beta <= LARGEST_NUMBER:
+            raise BundleError(
+                f"steps must be at least 0 and beta from 0 to {LARGEST_NUMBER:g}, found steps={steps}, beta={beta}"
+            )
         if not (steps <= LARGEST and steps % 1 == 0):  # and not NaN
             raise BundleError(f"steps must be a whole number of at most {LARGEST}, found {steps}")
         steps = int(steps)
@@ -306,7 +313,7 @@ class DeviceClient:
         if not all(np.isfinite(a).all() for a in (gradient, kernel, bias, loss)):
             raise BundleError("the round diverged: a gradient or the head is not finite; nothing was kept")
         sent = payloads.encode(gradient, payload)
-        return Update(sent, n, float(loss), self._fitted(kernel, bias))
+        return Update(sent, n, float(loss), self._fitted(kernel, bias), self._class_changes)
 
     def commit(self, update: Update) -> None:
         """Makes the head of a round current, and saves it if the client has a `state` file.
@@ -315,7 +322,7 @@ class DeviceClient:
             HeadError: the head has another shape than this client's or other classes, such as after `add_class`, or
                 holds NaN or infinity.
         """
-        if update.head.labels != self._head.labels:
+        if update.head.labels != self._head.labels or update.class_changes not in (None, self._class_changes):
             raise HeadError("the classes have changed since the round: its head is of no use any more")
         self.start_from(update.head)
 

@@ -27,9 +27,10 @@ def drawing_settings(dataset: str | None, example_shape, preprocessing: dict, an
     if not grey or example_shape[0] != example_shape[1] or preprocessing.get("stored_dtype") != "uint8":
         return None
     scale, shift = preprocessing.get("scale", 1), preprocessing.get("shift", 0)
-    levels = round((1 - shift) / scale) if scale else 0
-    if not 1 <= levels <= 255:
+    ink = (1 - shift) / scale if scale else 0.0
+    if not 0.5 < ink < 255.5:
         return None
+    levels = round(ink)
     if dataset in ("omniglot", "omniglot_drawers") and not antialias:
         return {"size": 105, "pen": 3, "resample": "bilinear", "levels": levels}
     size = example_shape[0] * max(1, round(280 / example_shape[0]))

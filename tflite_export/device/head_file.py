@@ -100,7 +100,7 @@ def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> S
         num_classes: the K of the bundle; a head with names of its own may have any.
 
     Raises:
-        HeadError: the file is not a head, is damaged, or holds a head of another shape.
+        HeadError: the file is not a head, is damaged, or holds a head of another shape, NaN or infinity.
     """
     return head_of(Path(path).read_bytes(), path, num_features, num_classes)
 
@@ -120,6 +120,8 @@ def head_of(content: bytes, path: str | os.PathLike, num_features: int, num_clas
             f"{num_features} features"
         )
     values = np.frombuffer(body[:size], "<f4").astype(np.float32)
+    if not np.isfinite(values).all():
+        raise HeadError(f"{path} holds NaN or infinity: the head cannot be used")
     return SavedHead(values[: m * k].reshape(m, k), values[m * k :], theta.hex(), labels)
 
 
@@ -130,6 +132,7 @@ def _labels(path: str | os.PathLike, content: bytes, k: int) -> tuple[str, ...]:
         names = json.loads(content[4:].decode("utf-8")) if len(content) == 4 + size else None
     except (ValueError, RecursionError):
         names = None
-    if not isinstance(names, list) or len(names) != k or not all(isinstance(n, str) for n in names):
+    usable = isinstance(names, list) and len(names) == k > 0 and all(isinstance(n, str) and n for n in names)
+    if not usable or len(set(names)) < k:
         raise HeadError(f"{path} is damaged: it has no names for its {k} classes")
     return tuple(names)

@@ -15,6 +15,7 @@ from tflite_export.device.kinds import PATTERN
 from tflite_export.device.layout import HEAD, THETA
 
 LARGEST = 2**31 - 1
+LARGEST_NUMBER = 3.4e38  # float32 has no larger ones
 MOST_STATIC_BATCH = 4096  # examples in a program of fixed shapes, for which memory is taken; tfpfl writes 32
 HEAD_HEADER = 52  # bytes; see head_file.py
 
@@ -22,8 +23,8 @@ HEAD_HEADER = 52  # bytes; see head_file.py
 class Number(NamedTuple):
     """A number in [low, high]; `whole` excludes fractions, `none` allows null."""
 
-    low: float = -3.4e38
-    high: float = 3.4e38
+    low: float = -LARGEST_NUMBER
+    high: float = LARGEST_NUMBER
     whole: bool = False
     none: bool = False
 

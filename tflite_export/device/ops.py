@@ -1,5 +1,6 @@
 """Reads from a .tflite file which operations it needs, with TensorFlow's or LiteRT's schema."""
 
+import struct
 from pathlib import Path
 
 from tflite_export.device.errors import InvalidInput
@@ -35,8 +36,12 @@ def minimum_runtime(content: bytes | Path) -> str | None:
 
 
 def check_builtin(content: bytes | Path) -> None:
-    """Raises `InvalidInput` if a file needs an operation that is not builtin: a Flex or a custom one."""
-    custom = [name for name in operations(content) if name.startswith("custom:")]
+    """Raises `InvalidInput` if a file is no model, or needs an operation that is not builtin (Flex or custom)."""
+    try:
+        needed = operations(content)
+    except (struct.error, IndexError, ValueError, TypeError, AttributeError) as error:  # of the reader of the format
+        raise InvalidInput("this is no .tflite file, or it is damaged") from error
+    custom = [name for name in needed if name.startswith("custom:")]
     if custom:
         raise InvalidInput(f"the file needs operations that runtimes do not have: {', '.join(custom)}")
 

@@ -116,8 +116,9 @@ def verify(bundle, *, interpreter=None, num_threads: int = 1) -> Verification:
                     of_head = signature not in ("trunk", "features", _ONE, "predict")
                     least = smallest(bundle.kind.is_classes, bundle.num_classes) if of_head else _SMALL
                     comparisons.append(_compare(name, signature, output, found, expected, bounds, least))
-    label = f"{runtime.name} {runtime.version}"
-    return Verification(label, comparisons)
+    if not comparisons:
+        raise BundleError(f"{bundle.folder} has no program whose numbers could be checked: export it again")
+    return Verification(f"{runtime.name} {runtime.version}", comparisons)
 
 
 def smallest(is_classes: bool, outputs: int) -> float:

@@ -78,10 +78,15 @@ export async function openBundle(site: Site, manifest: Manifest, program: Promis
   return {
     manifest,
     program: code,
-    theta: floatsOf(theta),
+    theta: finite(floatsOf(theta)),
     thetaSha256,
     head: readHead(head, manifest.model.num_features, thetaSha256),
   }
+}
+
+function finite(theta: Float32Array): Float32Array {
+  if (!theta.every(Number.isFinite)) throw new Error('theta holds NaN or infinity.')
+  return theta
 }
 
 export async function openClient(site: Site, manifest: Manifest): Promise<ClientFile | null> {
@@ -105,11 +110,10 @@ export async function openClient(site: Site, manifest: Manifest): Promise<Client
       losses: floats(`round_${n}.losses`),
     },
   ])
-  const { scale = 1, shift = 0 } = manifest.preprocessing as Partial<Preprocessing>
   return {
     examples: get('labels').length,
     raw,
-    x: raw instanceof Uint8Array ? decoded(raw, { scale, shift }) : raw,
+    x: raw instanceof Uint8Array ? decoded(raw, manifest.preprocessing as Partial<Preprocessing>) : raw,
     labels: get('labels') as Int32Array,
     rounds: new Map(rounds),
     bytes: bytes.length,

@@ -59,7 +59,7 @@ export class DrawingSource implements Source {
   }
 
   decode(raw: Raw): Float32Array {
-    return decoded(raw, this.manifest.preprocessing as Preprocessing)
+    return decoded(raw, this.manifest.preprocessing as Partial<Preprocessing>)
   }
 
   thumbnail(canvas: HTMLCanvasElement, raw: Raw): void {

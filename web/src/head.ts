@@ -7,11 +7,14 @@ export interface Head {
   kernel: Float32Array
   /** [K]. */
   bias: Float32Array
+  /** The names of the K classes, if the file has them: those of a device whose classes are not the bundle's. */
+  names?: readonly string[]
 }
 
 export class HeadError extends Error {}
 
 const MAGIC = 'TFPFLH01'
+const MAGIC_NAMES = 'TFPFLH02'
 const HEADER = 52
 /** The bias of a column that is closed: its probability is exactly 0, and 0 times it is 0. */
 export const CLOSED = -1e30
@@ -44,13 +47,15 @@ export function thetaOf(file: Uint8Array): string {
  *   another backbone.
  */
 export function readHead(file: Uint8Array, features: number, thetaSha256: string): Head {
-  if (file.length < HEADER || new TextDecoder().decode(file.subarray(0, 8)) !== MAGIC) {
+  const magic = new TextDecoder().decode(file.subarray(0, 8))
+  if (file.length < HEADER || (magic !== MAGIC && magic !== MAGIC_NAMES)) {
     throw new HeadError('This is not a head that tfpfl saved.')
   }
   const view = new DataView(file.buffer, file.byteOffset, file.byteLength)
   const [m, k] = [view.getUint32(8, true), view.getUint32(12, true)]
-  const numbers = file.subarray(HEADER)
-  if (numbers.length !== 4 * (m * k + k) || crc32(numbers) !== view.getUint32(48, true)) {
+  const [numbers, size] = [file.subarray(HEADER), 4 * (m * k + k)]
+  const whole = magic === MAGIC ? numbers.length === size : numbers.length >= size + 4
+  if (!whole || crc32(numbers) !== view.getUint32(48, true)) {
     throw new HeadError('The head is damaged or cut off: its checksum is not that of its numbers.')
   }
   const theta = thetaOf(file)
@@ -60,9 +65,25 @@ export function readHead(file: Uint8Array, features: number, thetaSha256: string
     )
   }
   if (m !== features || k < 1) throw new HeadError(`The head has ${m} features; the backbone of this page has ${features}.`)
-  const values = floatsOf(numbers)
+  const values = floatsOf(numbers.subarray(0, size))
   if (!values.every(Number.isFinite)) throw new HeadError('The head holds numbers that are not finite.')
-  return { kernel: values.slice(0, m * k), bias: values.slice(m * k) }
+  const names = magic === MAGIC_NAMES ? namesOf(numbers.subarray(size), k) : null
+  return { kernel: values.slice(0, m * k), bias: values.slice(m * k), ...(names && { names }) }
+}
+
+/** The names of k classes, from what follows the numbers: a list of texts in JSON, after its number of bytes. */
+function namesOf(content: Uint8Array, k: number): string[] {
+  const size = new DataView(content.buffer, content.byteOffset, content.byteLength).getUint32(0, true)
+  let names: unknown = null
+  try {
+    if (content.length === 4 + size) names = JSON.parse(new TextDecoder('utf-8', { fatal: true }).decode(content.subarray(4)))
+  } catch {
+    // told below
+  }
+  if (!Array.isArray(names) || names.length !== k || !names.every((n) => typeof n === 'string' && n) || new Set(names).size < k) {
+    throw new HeadError(`The head is damaged: it has no names for its ${k} classes.`)
+  }
+  return names as string[]
 }
 
 /** A head of `columns` classes with the first columns of `head`; new ones are 0, with this bias. */

@@ -231,22 +231,26 @@ export class Learner {
   }
 
   /**
-   * Takes a head from a file. Without names, its classes are the present ones in their order. With names, each column
-   * goes to the class of its name where there are drawings; the other columns and their names take the other places.
+   * Takes a head from a file. Without names, neither here nor in the file, its classes are the present ones in their
+   * order. With names, each column goes to the class of its name where there are drawings; the other columns and their
+   * names take the other places.
    *
    * @throws HeadError, LearnError: the head cannot be used; nothing was changed.
    */
   importHead(file: Uint8Array, names: readonly string[] = []): void {
-    const head = readHead(file, this.device.features, this.thetaSha256)
-    const k = head.bias.length
+    const { names: inFile = [], ...head } = readHead(file, this.device.features, this.thetaSha256)
+    const [k, told] = [head.bias.length, names.length > 0 ? names : inFile]
+    if (told.length > 0 && told.length !== k) {
+      throw new LearnError(`The file names ${told.length} classes, and its head has ${k}: it cannot be told which is which.`)
+    }
     if (k < 2 || k > this.device.room) throw new LearnError(`The head has ${k} classes; this page takes 2 to ${this.device.room}.`)
     if (this.now.examples.length > 0 && k !== this.now.names.length) {
       throw new LearnError(`The head has ${k} classes and you have drawn ${this.now.names.length}: reset first, then import.`)
     }
-    const given = names.length === k ? names : this.now.names
+    const given = told.length > 0 ? told : this.now.names
     const titles = Array.from({ length: k }, (_, i) => given[i]?.slice(0, MOST_NAMES) || `class ${i + 1}`)
     const from = this.columnsFor(titles)
-    this.change({ names: from.map((column) => titles[column]!), head: ordered(head, from) }, names.length === k ? 'all' : null)
+    this.change({ names: from.map((column) => titles[column]!), head: ordered(head, from) }, told.length > 0 ? 'all' : null)
   }
 
   /** For each class, which of the columns with these names it takes. */

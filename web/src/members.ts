@@ -74,7 +74,7 @@ export function readMembers(text: Uint8Array, file: Uint8Array, { manifest, thet
   let at = 0
   const take = (n: number): Examples => {
     const part = raw.subarray(at * pixels, (at + n) * pixels)
-    return { raw: part, x: decoded(part, manifest.preprocessing as Preprocessing), labels: labels.slice(at, (at += n)) }
+    return { raw: part, x: decoded(part, manifest.preprocessing as Partial<Preprocessing>), labels: labels.slice(at, (at += n)) }
   }
   const head = (end: string): Head => ({ kernel: get<Float32Array>(`kernel${end}`), bias: get<Float32Array>(`bias${end}`) })
   const members = about.members.map((own, i) => ({

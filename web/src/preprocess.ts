@@ -25,8 +25,8 @@ export function exampleOfDrawing(grey: Uint8Array, settings: DrawingSettings, pi
   )
 }
 
-/** x = raw * scale + shift, each step in float32. */
-export function decoded(raw: Uint8Array | Float32Array, { scale, shift }: Preprocessing): Float32Array {
+/** x = raw * scale + shift, each step in float32; a manifest may leave out a scale of 1 and a shift of 0. */
+export function decoded(raw: Uint8Array | Float32Array, { scale = 1, shift = 0 }: Partial<Preprocessing>): Float32Array {
   const [a, b] = [Math.fround(scale), Math.fround(shift)]
   return Float32Array.from(raw, (value) => Math.fround(value * a) + b)
 }

@@ -2,6 +2,7 @@
 import { readFileSync } from 'node:fs'
 import { describe, expect, it } from 'vitest'
 import { CLOSED, headBytes, HeadError, readHead, resized, withoutColumn } from '../src/head'
+import { crc32 } from '../src/crc32'
 import { encodeGradient } from '../src/payload'
 import { decoded, exampleOfDrawing } from '../src/preprocess'
 import { readSafetensors } from '../src/safetensors'
@@ -38,6 +39,11 @@ describe('pixels', () => {
   }
 })
 
+it('a manifest without scale and shift says that raw numbers are the example', () => {
+  expect(decoded(Uint8Array.of(0, 7, 255), {})).toEqual(Float32Array.of(0, 7, 255))
+  expect(decoded(Uint8Array.of(4), { scale: 0.5 })).toEqual(Float32Array.of(2))
+})
+
 function preprocessing(name: string): [number, number] {
   const values: Record<string, [number, number]> = { omniglot: [1 / 255, 0], mnist: [2 / 255, -1], digits: [1 / 16, 0] }
   return values[name]!
@@ -53,6 +59,17 @@ describe('heads', () => {
     const file = bytes('same.head')
     expect(readHead(file, 64, theta())).toEqual(numbers())
     expect(headBytes(numbers(), theta())).toEqual(file)
+  })
+
+  it('of a device with classes of its own are read with their names', () => {
+    const file = bytes('named.head')
+    const names = numbers().bias.reduce<string[]>((list, _, i) => [...list, `class “${i}”`], [])
+    expect(readHead(file, 64, theta())).toEqual({ ...numbers(), names })
+    expect(() => readHead(file.slice(0, -1), 64, theta())).toThrow(/damaged or cut off/)
+    const nameless = file.slice(0, 52 + 4 * (numbers().kernel.length + names.length) + 4)
+    new DataView(nameless.buffer).setUint32(nameless.length - 4, 0, true)
+    new DataView(nameless.buffer).setUint32(48, crc32(nameless.subarray(52)), true)
+    expect(() => readHead(nameless, 64, theta())).toThrow(/no names for its/)
   })
 
   it('of another backbone, of another width, cut off or changed in any byte are refused', () => {

@@ -148,6 +148,7 @@ describe('a learner', () => {
     const before = learner.state
     await expect(learner.importFile(file('c', 'b', 'a'))).rejects.toThrow(/no class “x”.*“c”, “b”, “a”/)
     await expect(learner.importFile(file('c', 'c', 'a'))).rejects.toThrow(/no class “x”/)
+    await expect(learner.importFile(file('a', 'x', 'c', 'd'))).rejects.toThrow(/names 4 classes, and its head has 3/)
     expect(learner.state).toBe(before)
     learner.importHead(headBytes(head([1, 2], [3, 4], [5, 6]), THETA)) // without names: in the order of the classes
     expect([learner.state.names, learner.state.head]).toEqual([['a', 'x', 'c'], head([1, 2], [3, 4], [5, 6])])
