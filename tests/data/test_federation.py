@@ -275,6 +275,8 @@ def leaking(labels, num_clients, seed):
         ({"partitioner": "iid", "K": 2}, "unknown argument of partitioner iid 'K'; there are none"),
         ({"clients": 150, "K": 1}, "1 training examples left of 2: 1 were set aside for validation"),
         ({"validation": 1.0}, "validation must lie in"),
+        ({"partitioner": "dirichlet", "pooled": False, "test_fraction": 0.9}, "test_fraction of .* is for pooled=True"),
+        ({"partitioner": "natural", "test_fraction": 0.5}, "test_fraction of partitioner natural is for pooled=True"),
         ({"partitioner": overlapping}, "example 5 out for training 2 times"),
         ({"partitioner": leaking}, "example 0 out for training and for test"),
     ],

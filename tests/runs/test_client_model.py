@@ -8,6 +8,7 @@ import warnings
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -23,7 +24,7 @@ from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.cli import main
 from tfpfl.data import Federation, find_client
 from tfpfl.models.losses import cross_entropy
-from tfpfl.runs import ClientModels, Run, RunConfig
+from tfpfl.runs import ClientModels, Run, RunConfig, client_model
 from tfpfl.runs.inputs import check_tokens, label_outputs, read_examples
 from tfpfl.studies.new_clients import adapt_new_clients
 
@@ -165,6 +166,20 @@ def test_the_file_names_nothing_but_keras(a_run_of_pixels, tmp_path):
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / "one.keras")(raw), made.model(raw))
     with pytest.raises(InvalidArgument, match="exists already"):
         made.save(tmp_path / "one.keras")
+
+
+@pytest.mark.slow
+def test_a_model_whose_writing_was_interrupted_leaves_nothing_and_can_be_written_again(
+    a_run_of_pixels, tmp_path, monkeypatch
+):
+    with Run.open(a_run_of_pixels) as run:
+        made = run.client_model(int(run.population.client_ids[0]))
+    for name in ("write_whole", "write_keras"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(client_model, name, Mock(side_effect=KeyboardInterrupt))
+            made.save(tmp_path / "one.keras")
+        assert not list(tmp_path.iterdir())
+    made.save(tmp_path / "one.keras")
 
 
 @pytest.mark.slow

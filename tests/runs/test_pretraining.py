@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import warnings
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -108,6 +109,13 @@ def test_a_backbone_has_learned_and_its_file_says_how(made, digits):
 
     trained = keras.models.load_model(out)
     assert trained.output_shape == (None, 200) and score(trained) > 0.6
+
+
+@pytest.mark.parametrize("seed", [2**31, 2**32, -1, 0.5])
+def test_a_seed_that_weights_cannot_have_is_refused(digits, tmp_path, seed):
+    with pytest.raises(InvalidArgument, match="seed must lie in 0..2147483647, found"):
+        pretrain(digits[0], tmp_path / "b.keras", replace(SETTINGS, seed=seed))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.runs import Run, Tracker, trackers
 from tfpfl.runs.store import RunStore
+from tfpfl.runs.training import DivergedError
 
 
 def installed(name):
@@ -30,7 +31,7 @@ class Memory(Tracker):
 
     def _open(self, identity):
         self.told.setdefault("opened", []).append(identity)
-        return len(self.told["opened"]) == 1
+        return max((step for step, _ in self.told.get("numbers", [])), default=0)
 
     def _parameters(self, values):
         self.told["parameters"] = values
@@ -64,6 +65,24 @@ def test_what_is_told_of_a_run_and_of_its_continuation(six_clients, short_end, t
     assert (second[0], third[0], results[0]) == (2, 3, 3)
     assert third[1] == {k: v for k, v in history[-1].items() if k != "round"}
     assert results[1]["result last10 personal test accuracy"] == result.accuracy
+
+
+@pytest.mark.slow
+def test_rounds_without_a_tracker_are_told_when_there_is_one_again(six_clients, short_end, tmp_path):
+    told = {}
+    runs.train(tmp_path / "run", six_clients, [Memory(told)], rounds=2)
+    for rounds, callbacks in ((4, []), (5, [Memory(told)])):
+        with Run.open(tmp_path / "run", rounds=rounds) as run:
+            run.train(callbacks)
+    assert {step for step, _ in told["numbers"]} == {1, 2, 3, 4, 5} and told["closed"] == [True, True]
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_is_not_done(six_clients, tmp_path):
+    told = {}
+    with pytest.raises(DivergedError):
+        runs.train(tmp_path / "run", six_clients, [Memory(told)], algorithm="fedavg", hyperparameters={"eta": 1e38})
+    assert told.get("closed", [False]) == [False]
 
 
 def trackers_result(run):

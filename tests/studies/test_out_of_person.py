@@ -63,6 +63,13 @@ def test_it_is_what_the_clients_models_in_keras_say(a_run):
             calibration(run, alpha=1)
 
 
+def test_without_validation_examples_there_is_no_calibration(tmp_path):
+    with runs.train(tmp_path / "run", runs.federation(tmp_path / "f", validation=0.0), rounds=1) as run:
+        for pooled in (True, False):
+            with pytest.raises(ValueError, match="this run's federation has none: make it with a larger validation"):
+                calibration(run, pooled=pooled)
+
+
 @pytest.mark.slow
 def test_own_scores_of_a_method_without_a_head_are_those_of_its_evaluation(tmp_path):
     """kNN-Per predicts with its examples beside the head, and so it does on other people's data."""

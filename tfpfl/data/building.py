@@ -102,6 +102,12 @@ def _check_arguments(name: str, known: Mapping[str, Any], given: Mapping[str, An
     for argument, value in given.items():
         if argument not in known:
             raise InvalidArgument(unknown(f"argument of partitioner {name}", argument, known))
+        is_used = argument != "test_fraction" or given.get("pooled", known.get("pooled", True))
+        if not is_used and value != known[argument]:
+            raise InvalidArgument(
+                f"test_fraction of partitioner {name} is for pooled=True (--partition-pooled): with pooled=False, the "
+                "test examples are those of the source"
+            )
         kind = type(known[argument])
         wanted, words = _WANTED.get(kind, (object, ""))
         if not isinstance(value, wanted) or (isinstance(value, bool) and kind in (int, float)):

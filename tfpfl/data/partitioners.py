@@ -7,12 +7,12 @@ seed give the same indices on every machine. If it cannot do what is asked, it r
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 
-from tfpfl.checks import InvalidArgument, check_whole_number
+from tfpfl.checks import InvalidArgument, check_listed, check_whole_number
 from tfpfl.data.arrays import as_text
 from tfpfl.data.dealing import by_owner, cut_by, deal, holders, in_proportion
 from tfpfl.data.keys import sorted_keys
@@ -170,7 +170,7 @@ def dirichlet(
         alpha: concentration of the Dirichlet distribution, at least 1e-6; with a smaller alpha clients differ more.
         min_samples: smallest number of examples of a client (the authors: 40 = batch 10 / (1 - 0.75)); with `pooled`
             at least 2, so that each has a train and a test part.
-        test_fraction: fraction of each client's examples that is set aside for test, in (0, 1).
+        test_fraction: with `pooled`, the fraction of each client's examples that is set aside for test, in (0, 1).
         pooled: whether to join the train and the test set first. False: they stay separate, and the test set is divided
             with the proportions drawn for the train set.
     """
@@ -291,6 +291,20 @@ def _spread(total: int, classes: np.ndarray, rng: Generator) -> dict[int, int]:
     return dict(zip(classes.tolist(), counts.tolist(), strict=True))
 
 
+def _group(given: Any) -> Group:
+    """A group of `grouped_dominant`, checked."""
+    try:
+        group = Group(*given)
+    except TypeError:
+        raise InvalidArgument(
+            f"a group is (num_clients, dominant classes, num_train), as in (20, [0, 1], 600); found {given!r}"
+        ) from None
+    check_whole_number(1, num_clients=group.num_clients)
+    check_whole_number(2, num_train=group.num_train)
+    check_listed("the dominant classes of a group", group.dominant, "[0, 1]")
+    return group._replace(num_clients=int(group.num_clients), num_train=int(group.num_train))
+
+
 def grouped_dominant(
     labels: Labels,
     num_clients: int | None,
@@ -317,7 +331,8 @@ def grouped_dominant(
         if groups not in GROUP_PRESETS:
             raise InvalidArgument(f"unknown preset of groups {groups!r}: one of {', '.join(GROUP_PRESETS)}")
         groups = GROUP_PRESETS[groups]
-    groups = [Group(*g) for g in groups]
+    check_listed("groups", groups, "[(20, [0, 1], 600)]")
+    groups = [_group(group) for group in groups]
     check_whole_number(0, num_test=num_test)
     total = sum(g.num_clients for g in groups)
     if total < 1 or (num_clients is not None and num_clients != total):

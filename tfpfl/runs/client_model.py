@@ -7,7 +7,6 @@ prediction: a sigmoid for several labels, exp for counts, and none for numbers a
 
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +27,7 @@ from tfpfl.engines.rounds import Messages, for_new_clients
 from tfpfl.engines.visit import EVALUATION_CHUNK, Visit, federation_readers, outputs_of
 from tfpfl.models import Head, Weights
 from tfpfl.models.losses import logits
-from tfpfl.runs.files import write_whole
+from tfpfl.runs.files import write_keras, write_whole
 from tfpfl.runs.folders import check_heads_are_here
 
 if TYPE_CHECKING:
@@ -69,14 +68,14 @@ class ClientModel(NamedTuple):
             InvalidArgument: the name has another ending, the folder is missing, or one of the two files exists.
         """
         path = check_new_file(path)
-        temporary = path.with_name(f".{uuid.uuid4().hex[:8]}.{path.name}")
-        try:
-            self.model.save(temporary)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
         card = path.with_suffix(".json")
+        # first, so that there is never a model of which nobody knows the classes
         write_whole(card, json.dumps(self.about, indent=2, ensure_ascii=False) + "\n")
+        try:
+            write_keras(path, self.model)
+        except BaseException:
+            card.unlink(missing_ok=True)
+            raise
         return card
 
 

@@ -25,9 +25,8 @@ from keras import layers
 
 from tfpfl.algorithms.modules_beside import hash_of, modules_beside, with_beside
 from tfpfl.checks import InvalidArgument, one_line
-from tfpfl.data.partitioners import check_seed
 from tfpfl.data.people.catalog import PEOPLE
-from tfpfl.data.randomness import ModelKey, Stream, generator
+from tfpfl.data.randomness import ModelKey, Stream, check_model_seed, generator
 from tfpfl.data.source import Source
 from tfpfl.data.writing import cut_validation
 from tfpfl.models.network_file import check_new, load_network
@@ -97,7 +96,7 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         raise InvalidArgument(
             f"epochs and batch_size must be at least 1, found {settings.epochs} and {settings.batch_size}"
         )
-    check_seed(settings.seed)
+    check_model_seed(settings.seed)
     if not (0 < settings.validation < 1 and 0 < settings.rate < float("inf")):
         raise InvalidArgument(
             f"validation must lie in (0, 1) and rate must be positive, found {settings.validation} and {settings.rate}"

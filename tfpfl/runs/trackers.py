@@ -6,6 +6,7 @@ unless your own settings of these libraries say so: MLflow writes to a folder, W
 
 import hashlib
 import os
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -51,12 +52,14 @@ class Tracker(Callback, ABC):
 
         The last saved round is written again, because a process may have been killed between the two.
         """
-        is_new, self._is_open = self._open(self._identity(training)), True
-        if is_new and self._run is not None:
+        last, self._is_open = self._open(self._identity(training)), True
+        if last == 0 and self._run is not None:
             self._parameters(parameters(self._run))
         history = training.store.history()
-        for row in history if is_new else history[-1:]:
-            self.round(training, row)
+        from_round = min(last, history[-1]["round"]) if history else last
+        for row in history:
+            if row["round"] >= from_round:
+                self.round(training, row)
 
     def round(self, training: Any, row: dict) -> None:
         """Writes the numbers of a round, at step `round`."""
@@ -71,7 +74,8 @@ class Tracker(Callback, ABC):
         """Writes the results and, if asked for, the files of the run folder; then closes the run."""
         if not self._is_open:  # an error before the first round
             return
-        done = bool(run.stop_reason) or run.store.round_num >= run.config.rounds
+        ended = bool(run.stop_reason) or run.store.round_num >= run.config.rounds
+        done = ended and sys.exc_info()[0] is None  # a run that diverged has a reason to stop, and an error under way
         try:
             self._numbers(summary(run), run.store.round_num)
             if self._tables:
@@ -88,8 +92,8 @@ class Tracker(Callback, ABC):
         return self._name or folder.name, of[:16]
 
     @abstractmethod
-    def _open(self, identity: tuple[str, str]) -> bool:
-        """Opens the run of this name and identity; whether it is a new one."""
+    def _open(self, identity: tuple[str, str]) -> int:
+        """Opens the run of this name and identity; the last step that it has, 0 if it is a new one."""
 
     @abstractmethod
     def _parameters(self, values: dict[str, Any]) -> None:
@@ -138,7 +142,7 @@ class MLflow(Tracker):
         self._experiment, self._folder = experiment, Path(folder).resolve()
         self._client: Any = None
 
-    def _open(self, identity: tuple[str, str]) -> bool:
+    def _open(self, identity: tuple[str, str]) -> int:
         name, identity_text = identity
         own = not self._mlflow.is_tracking_uri_set()
         if own:
@@ -155,9 +159,10 @@ class MLflow(Tracker):
             if found:
                 self._id = found[0].info.run_id
                 self._client.set_terminated(self._id, "RUNNING")
-                return False
+                by_name = (self._client.get_metric_history(self._id, name) for name in found[0].data.metrics)
+                return max((metric.step for metrics in by_name for metric in metrics), default=0)
         self._id = self._client.create_run(experiment_id, run_name=name, tags={"tfpfl.run": identity_text}).info.run_id
-        return True
+        return 0
 
     def _parameters(self, values: dict[str, Any]) -> None:
         params = [self._mlflow.entities.Param(name, str(value)[:500]) for name, value in values.items()]
@@ -202,7 +207,7 @@ class WandB(Tracker):
         self._project, self._folder = project, Path(folder)
         self._tracked: Any = None
 
-    def _open(self, identity: tuple[str, str]) -> bool:
+    def _open(self, identity: tuple[str, str]) -> int:
         name, identity_text = identity
         self._folder.mkdir(parents=True, exist_ok=True)
         self._tracked = self._wandb.init(
@@ -213,7 +218,7 @@ class WandB(Tracker):
             mode=os.environ.get("WANDB_MODE", "offline"),
             settings=self._wandb.Settings(silent=True, console="off"),
         )
-        return not self._tracked.resumed
+        return int(self._tracked.step) if self._tracked.resumed else 0
 
     def _parameters(self, values: dict[str, Any]) -> None:
         self._tracked.config.update(values, allow_val_change=True)

@@ -218,7 +218,10 @@ def check_columns(columns: Iterable[str], configs: Iterable[RunConfig]) -> None:
     settings = tuple(start for t in titles for start in (f"gain over {t} (", f"p ({t} (", f"worse than {t} ("))
     if any(config.kind is None and not config.versions for config in configs):
         known += SCORES  # the data, which are not there yet, say which
-    for column in columns_named(columns, score.name):
+    asked = columns_named(columns, score.name)
+    if not asked:
+        raise InvalidArgument(f"a table needs at least one column; there are {', '.join(known)}")
+    for column in asked:
         if column not in known and not column.startswith(settings):
             raise InvalidArgument(unknown("column", column, known))
 

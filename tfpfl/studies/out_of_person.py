@@ -88,12 +88,18 @@ def calibration(run, alpha: float = 0.1, pooled: bool = False) -> Calibration:
             the set) for fewer than 1 / alpha - 1 examples.
 
     Raises:
-        InvalidArgument: the labels are no classes, `alpha` is out of range, or the run has no rounds yet.
+        InvalidArgument: the labels are no classes, `alpha` is out of range, there are no validation examples, or the
+            run has no rounds yet.
     """
     if not run.model.kind.label.is_classes:
         raise InvalidArgument(f"calibration is of classes, and this run's kind is {run.model.kind.label.text}")
     if not 0 < alpha < 1:
         raise InvalidArgument(f"alpha must lie in (0, 1), found {alpha}")
+    if not run.federation.num_examples("validation").any():
+        raise InvalidArgument(
+            "calibration takes its thresholds from validation examples, and this run's federation has none: make it "
+            "with a larger validation"
+        )
     models, ids = _Outputs(run), run.population.client_ids
     parts = {split: [models.own(int(i), split) for i in ids] for split in ("validation", "test")}
     scores = [nonconformity(labels, z) for labels, z in parts["validation"]]
