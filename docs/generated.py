@@ -37,6 +37,7 @@ ROOMS = (  # what the API reference describes, in this order
     "tfpfl.studies.plots",
     "tflite_export",
 )
+SHARED_TOO = {"fedas": "backbone", "gpfl": "backbone, and a vector for each class"}  # changed by the client before use
 SHARED = {"model": "whole model", "backbone": "backbone", "head": "head", None: "nothing"}
 PREDICTS = {
     "personal": "with its personal model; *EV-all* scores this model",
@@ -237,6 +238,8 @@ def shared(name: str) -> str:
         return "all but the normalization"
     if part := ALGORITHMS[name].personal:
         return f"all but {part} of the adapters"
+    if name in SHARED_TOO:
+        return SHARED_TOO[name]
     return SHARED["model" if algorithm.global_model is not None else algorithm.shares]
 
 

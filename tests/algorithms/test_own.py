@@ -249,7 +249,7 @@ def test_what_is_no_method(tmp_path, code, function, message):
     ("name", "message"),
     [
         ("{}/no.py:mine", "no.py cannot be read: No such file"),
-        ("{}/a.py", r"names no function: write .*a.py:FUNCTION. It has mine"),
+        ("{}/a.py", r"names no function: write .*a.py:FUNCTION. It has LISTED .a Method., mine"),
         (
             "no_such_2.part:mine",
             "there is no module 'no_such_2.part': install its package, or put its folder on PYTHONPATH",

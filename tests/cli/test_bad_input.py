@@ -141,7 +141,7 @@ def nan(x):
         ({"a": (PIXELS, Y), "b": (PIXELS / 255, Y)}, r"found uint8 \(train of client 'a'\) and float32 \(tra"),
         ({"a": (PIXELS.astype(int), Y), "b": (PIXELS, Y)}, r"everywhere or nowhere, found uint8 .*'b'\) and int32"),
         ({"a": {"train": (PIXELS, Y), "test": (X, Y)}}, r"uint8 \(train of client 'a'\) and float32 \(test of c"),
-        ({"a": (X, Y), "b": (X[:, :3], Y)}, r"examples must have one shape, found \[\(3,\), \(4,\)\]"),
+        ({"a": (X, Y), "b": (X[:, :3], Y)}, r"one shape, found \(4,\) of client 'a' and \(3,\) of client 'b'"),
         ({"a": (X, Y), "b": (X[:, :0], Y)}, r"client 'b': train examples have no features: .* shape \(8, 0\)"),
         ({"a": (X, Y), "b": (X[0, 0], Y)}, r"client 'b': train must be arrays .* found shapes \(\) and \(8,\)"),
         ({"a": (X, Y), "b": (X, Y[0])}, r"client 'b': train must be arrays .* found shapes \(8, 4\) and \(\)"),

@@ -16,7 +16,7 @@ from rich.console import Console
 from helpers import people
 from helpers import small_runs as runs
 from helpers.marks import slow_but
-from tfpfl.checks import TfpflWarning
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data import catalog
 from tfpfl.data.federation import Federation
 from tfpfl.runs.config import RunConfig, RunError, read_config
@@ -298,3 +298,26 @@ def test_other_versions_are_told(finished):
             assert run.changed_versions["tensorflow"][0] == "1.0" and len(run.changed_versions) == 1
     finally:
         path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"clients": 7}, "clients is 7, and 6 in the data"),
+        ({"partition_args": {"K": 2}}, "partition_args K is 2, and None"),
+    ],
+)
+def test_a_configuration_that_contradicts_the_given_federation_is_refused(six_clients, tmp_path, given, said):
+    with pytest.raises(InvalidArgument, match=f"{said}.*Leave these entries out"):
+        Run.create(RunConfig(**given), tmp_path / "run", six_clients)
+    assert not list(tmp_path.iterdir())
+    with Run.create(RunConfig(clients=6), tmp_path / "run", six_clients) as run:
+        assert run.config.clients == 6
+
+
+def test_rounds_of_one_client_are_told(six_clients, tmp_path):
+    with pytest.warns(TfpflWarning, match="a round has 1 of the 6 clients.*take --participation 1"):
+        Run.create(RunConfig(participation=0.2), tmp_path / "few", six_clients).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TfpflWarning)
+        Run.create(RunConfig(participation=0.5), tmp_path / "more", six_clients).close()

@@ -201,7 +201,7 @@ def test_searches_that_cannot_be(config, tmp_path):
     with pytest.raises(ValueError, match="did you mean 'beta'"):
         search.search_hyperparameters(config, [{"bet": 0.1}], tmp_path / "out")
     without = runs.federation(tmp_path / "without", validation=0.0)
-    with pytest.raises(ValueError, match="the federation has none: raise --validation"):
+    with pytest.raises(ValueError, match="the federation has none: make it anew with tfpfl partition --validation"):
         search.search_hyperparameters(RunConfig(federation=str(without.path)), [{"beta": 0.1}], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

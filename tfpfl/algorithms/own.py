@@ -360,11 +360,14 @@ def _entry_point(name: str) -> EntryPoint:
 
 
 def _functions(path: Path) -> str:
-    """Which functions a file has, for a message; the file is not run."""
+    """Which methods and functions a file has, for a message; the file is not run."""
     try:
-        found = [f.name for f in ast.parse(path.read_bytes()).body if isinstance(f, ast.FunctionDef)]
+        body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return ""
+    values = {ast.unparse(a.targets[0]): ast.unparse(a.value) for a in body if isinstance(a, ast.Assign)}
+    found = [f"{name} (a Method)" for name, made in values.items() if made.startswith(("Method(", "tfpfl.Method("))]
+    found += [each.name for each in body if isinstance(each, ast.FunctionDef)]
     return f". It has {', '.join(found)}" if found else ""
 
 

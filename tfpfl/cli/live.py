@@ -217,10 +217,13 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
             token = f"#{operator_token(folder)}" if sys.stdout.isatty() else f" (the token is in {folder / OPERATOR})"
             click.echo(f"Who is here, who is late: tfpfl watch {address} --run {folder}, or {address}/watch{token}")
 
-        with resumable(f"tfpfl serve {folder}", lambda: f"{run.store.round_num} rounds are saved"):
+        def saved():
+            return f"{run.store.round_num} {'round is' if run.store.round_num == 1 else 'rounds are'} saved"
+
+        with resumable("the same command", saved):
             where = {"host": host, "port": port, "tls": tls or None}
             serve(run, how, **where, on_start=started, new_tokens=new_token, revoked=revoke, page=web)
-        click.echo(f"{run.store.round_num} rounds are saved in {folder}")
+        click.echo(f"{saved()} in {folder}")
 
 
 @main.command()
@@ -363,6 +366,8 @@ def watch(url, run, token, once, patience, ca):
     if run is not None:
         if options_given({"token"}):
             raise click.UsageError("--run reads the operator's token from RUN: give --run or --token, not both")
+        if not (run / OPERATOR).exists():
+            raise click.UsageError(f"{run} has no {OPERATOR}, which tfpfl serve {run} writes when it starts")
         token = (run / OPERATOR).read_text(encoding="utf-8", errors="replace")
     try:
         context = None if ca is None else trusting(ca)

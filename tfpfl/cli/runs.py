@@ -76,8 +76,10 @@ def run(out, create_only, allow_code, allow_download, workers, address, deadline
     with Run.create(config, out, opened, allow_download=allow_download) as run:
         run.machines = machines
         if create_only:
-            how = "Serve it with: tfpfl serve" if is_places(run.federation) else "Train it with: tfpfl resume"
-            click.echo(f"Written to {run.folder}. {how} {quote(str(run.folder))}")
+            folder = quote(str(run.folder))
+            click.echo(f"Written to {run.folder}. For rounds on devices: tfpfl serve {folder}")
+            if not is_places(run.federation):
+                click.echo(f"To train it on this machine: tfpfl resume {folder} (then it cannot be served any more)")
         else:
             _train_new(run, trackers, made)
 

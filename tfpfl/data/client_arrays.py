@@ -272,8 +272,10 @@ def rows_of_clients(data: dict) -> tuple[list[Any], list[np.ndarray], list[list[
         check_widths(ys, whose)
     if any(isinstance(x, Mapping | tuple) for x in xs):
         same_arrays(xs, whose)
-    elif len(shapes := {x.shape[1:] for x in xs}) > 1:
-        raise InvalidArgument(f"examples must have one shape, found {sorted(shapes)}")
+    elif len({x.shape[1:] for x in xs}) > 1:
+        other = next(i for i, x in enumerate(xs) if x.shape[1:] != xs[0].shape[1:])
+        found = f"{xs[0].shape[1:]} of {whose[0]} and {xs[other].shape[1:]} of {whose[other]}"
+        raise InvalidArgument(f"examples must have one shape, found {found}")
     _check_pixels(xs, where)
     return xs, ys, rows
 

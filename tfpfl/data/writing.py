@@ -36,11 +36,25 @@ def absent(out: str | os.PathLike) -> Path:
     """
     out = Path(os.path.abspath(out))
     if os.path.lexists(out):
-        raise FederationError(f"{out} exists already. Open it with Federation.load, or build into another folder")
+        raise FederationError(
+            f"{out} exists already{_held(out)}. Open it with Federation.load, or build into another folder"
+        )
     inside = next(path for path in out.parents if os.path.lexists(path))
     if not inside.is_dir():
         raise FederationError(f"{out} cannot be made: {inside} is no folder. Build into another one")
     return out
+
+
+def _held(out: Path) -> str:
+    """What the federation in a folder is, for a message; nothing if there is none that can be read."""
+    try:
+        manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+        made, clients = manifest["partitioner"], len(manifest["clients"]["train"])
+        arguments = ", ".join(f"{name}={value}" for name, value in made["arguments"].items())
+        found = f"{manifest['source']['name']}, {made['name']}({arguments}), {clients} clients"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ""
+    return f" ({one_line(found)[:200]})"
 
 
 def describe_source(source: Source) -> dict:
@@ -98,7 +112,7 @@ def cut_validation(
                 row[0], row[1] = train[~out], train[out]
         if len(row[0]) < 2:
             raise InvalidArgument(
-                f"client {names[i]} has {len(row[0])} training examples left of {len(row[0]) + len(row[1])}: "
+                f"client {names[i]} has {len(row[0])} training examples left of {sum(map(len, row))}: "
                 f"{len(row[1])} were set aside for validation, {len(row[2])} for test. Every client needs at least 2: "
                 "take fewer clients, or give this client more examples, or leave it out"
             )
@@ -140,6 +154,11 @@ def write_federation(
         if y.min() < 0 or y.max() >= num_labels:
             raise InvalidArgument(f"labels must be class ids 0..{num_labels - 1}, found {y.min()}..{y.max()}")
     counts = np.array([[len(part) for part in row] for row in rows], np.int64)
+    if not counts[:, 2].any():
+        warn_user(
+            "no client has test examples, so that nothing will be measured on them: give more examples, a larger "
+            "test_fraction (--test-fraction), or a test part"
+        )
     order = np.concatenate([part for row in rows for part in row]).astype(np.int64)
     client_of = np.repeat(np.arange(len(rows)), counts.sum(1))
     is_test = np.repeat(np.tile([False, False, True], len(rows)), counts.ravel())

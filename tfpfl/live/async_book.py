@@ -58,7 +58,10 @@ class AsyncBook(Book):
                     f"{self.path} has secure rounds, whose devices send masked updates only: give --secure"
                 )
             if buffer is None or self._rows("SELECT 1 FROM event WHERE what = 'opened'"):
-                raise InvalidArgument(f"{self.path} has rounds that are not asynchronous: leave --async out")
+                raise InvalidArgument(
+                    f"{self.path} has rounds with cohorts, which are not asynchronous: leave --async out of tfpfl "
+                    "serve; tfpfl replay is for runs of tfpfl serve --async"
+                )
             with self._transaction():
                 for table in _TABLES:
                     self._db.execute(table)

@@ -61,8 +61,7 @@ class LiveRounds(Clients):
         super().__init__(run, rules)
         if not run.availability.is_perfect:
             raise InvalidArgument(f"{run.folder} simulates clients that drop out; live clients do so themselves")
-        if rules.wait_for > len(self.ids):
-            raise InvalidArgument(f"wait_for is {rules.wait_for}, but the run has {len(self.ids)} clients")
+        rules.check_clients(self.population)
         if run.store.round_num and not (run.folder / LIVE).exists():
             raise InvalidArgument(
                 f"{run.folder} has {run.store.round_num} rounds and no {LIVE}. If devices computed them, put back a "

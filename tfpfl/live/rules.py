@@ -1,10 +1,12 @@
 """How a server runs live rounds, what polls are answered from, and how a message is refused."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from tflite_export.device import payload as payloads
-from tfpfl.checks import InvalidArgument, TfpflError
+from tfpfl.checks import InvalidArgument, TfpflError, warn_user
+from tfpfl.data.population import Population
 
 MOST_SCORE = 1e30  # a loss that is larger was not computed
 
@@ -67,6 +69,22 @@ class Rules:
     threshold: float = 0.5
     clip: float = 100.0
     phase: float = 20.0
+
+    def check_clients(self, population: Population) -> None:
+        """Checks `wait_for` against a run's clients; warns if rounds may invite nobody, and still count.
+
+        Raises:
+            InvalidArgument: it is more than there are clients.
+        """
+        clients = population.num_clients
+        if self.wait_for > clients:
+            raise InvalidArgument(f"wait_for is {self.wait_for}, but the run has {clients} clients")
+        if (invited := self.wait_for * population.clients_per_round / clients) < 1:
+            warn_user(
+                f"a round begins when {self.wait_for} of {clients} clients are here, and invites "
+                f"{population.clients_per_round / clients:.2g} of those, {invited:.2g} on average: most rounds would "
+                f"have nobody, and count. Take --wait-for {math.ceil(clients / population.clients_per_round)} or more"
+            )
 
     def __post_init__(self):
         for name in ("deadline", "awake", "phase"):

@@ -381,7 +381,8 @@ def read_config(folder: str | os.PathLike) -> RunConfig:
     """
     path = Path(folder) / "config.json"
     if not path.exists():
-        raise RunError(f"{folder} is not a run folder: it has no config.json")
+        runs = "; it is a study, whose runs are in its folder runs" if path.with_name("study.lock").exists() else ""
+        raise RunError(f"{folder} is not a run folder: it has no config.json{runs}")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, a number of thousands of digits

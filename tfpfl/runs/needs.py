@@ -2,9 +2,11 @@
 
 from collections import Counter
 
-from tfpfl.checks import InvalidArgument, check_type, warn_user
-from tfpfl.data import Federation
+from tfpfl.checks import InvalidArgument, check_type, one_line, warn_user
+from tfpfl.data import Federation, Population
+from tfpfl.data.manifest import plain_values
 from tfpfl.engines.engine import check_engine
+from tfpfl.engines.inputs import OPENED
 from tfpfl.runs.aggregators import PRIVATE, check_statistic
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import as_metric
@@ -32,6 +34,42 @@ def check_needs(config: RunConfig) -> None:
         require_accounting()  # the summary needs it, perhaps hours later
 
 
+def agreeing(config: RunConfig, federation: Federation) -> Federation:
+    """The federation that is given beside a configuration, after the check that this asks for no other clients.
+
+    Raises:
+        InvalidArgument: the number of clients, or an argument of the partition, is another one.
+    """
+    check_type("the federation", federation, Federation, OPENED)
+    made = federation.manifest["partitioner"]["arguments"]
+    asked = {} if config.clients is None else {"clients": (config.clients, federation.num_clients)}
+    for name, value in config.partition_args.items():
+        asked[f"partition_args {name}"] = plain_values(value), made.get(name)
+    other = [f"{name} is {own!r}, and {its!r} in the data" for name, (own, its) in asked.items() if own != its]
+    if other:
+        raise InvalidArgument(
+            f"the configuration says what the given federation is not: {one_line('; '.join(other))}. Leave these "
+            "entries out, or leave the federation out and it is built"
+        )
+    return federation
+
+
+def warn_of_small_rounds(population: Population) -> None:
+    """Warns if a round has one of several clients, as with few clients and the usual participation."""
+    if population.clients_per_round < 1.5 and population.num_clients > 1:
+        warn_user(
+            f"a round has {population.clients_per_round:.2g} of the {population.num_clients} clients, and the others "
+            "learn nothing in it: with few clients, take --participation 1"
+        )
+
+
+def more_validation(config: RunConfig) -> str:
+    """What to do about a federation without validation examples."""
+    if config.federation is None:
+        return "raise --validation"
+    return "make it anew with tfpfl partition --validation 0.2, or with a column for --split"
+
+
 def check_patience(config: RunConfig, federation: Federation) -> None:
     """Checks that `patience` has validation examples to look at; warns if it cannot stop the run in its rounds.
 
@@ -43,7 +81,7 @@ def check_patience(config: RunConfig, federation: Federation) -> None:
     if not federation.num_examples("validation").any():
         raise InvalidArgument(
             f"patience={config.patience} looks at validation examples, and the federation has none, so that the run "
-            "would never stop: raise --validation, or leave patience out"
+            f"would never stop: {more_validation(config)}, or leave patience out"
         )
     every, last = config.evaluate_every, max(config.rounds - LAST_ROUNDS, 0)
     evaluated = config.rounds - last + (last // every if every else 0)

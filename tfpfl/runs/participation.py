@@ -19,8 +19,8 @@ from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import LOCAL_COPY, Score
 
 SIDES_TOLD = (  # for the captions of tables and plots
-    "Seen: the server had used the client's work in some round so far; never seen: it had not. A client that was first "
-    "seen within the rounds of a mean is on both sides, each with its own rounds."
+    "Seen: the server had used the client's work in some round so far; never seen: it had not. A mean covers several "
+    "rounds: a client that was first seen in one of them counts as never seen in the rounds before."
 )
 _REJECTED = re.compile(r"(?:^|; )(\d+): ")  # how `Training` writes the clients whose work it rejected
 

@@ -30,11 +30,11 @@ from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.schedules import say_if_at_0
 from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.algorithms.transforms.secure import quorum
-from tfpfl.checks import InvalidArgument, Unavailable, check_type, warn_user
+from tfpfl.checks import InvalidArgument, Unavailable, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.engine import check_engine
-from tfpfl.engines.inputs import OPENED, check_fits
+from tfpfl.engines.inputs import check_fits
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.runs import own_methods, own_networks, participation, protocols
@@ -48,7 +48,7 @@ from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, check_heads_are_here, kept_config, locked_folder, new_folder
 from tfpfl.runs.metrics import known_metrics
-from tfpfl.runs.needs import check_needs, check_patience
+from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_small_rounds
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import plain, summary_after, totals, warnings_of, write_clients, write_history, write_summary
@@ -131,9 +131,9 @@ class Run:
         folder = Path(folder)
         with new_folder(folder) as lock:
             check_needs(config)
-            federation = open_federation(config, allow_download=allow_download) if federation is None else federation
-            check_type("the federation", federation, Federation, OPENED)
-            run = cls.planned(config, folder, federation)
+            given = None if federation is None else agreeing(config, federation)
+            run = cls.planned(config, folder, given or open_federation(config, allow_download=allow_download))
+            warn_of_small_rounds(run.population)
             if run.recipe.network is not None and run.config.network_file is not None:
                 (folder / run.config.network_file).write_bytes(run.recipe.network[1])  # what was checked
             own_methods.keep(run.config, folder)

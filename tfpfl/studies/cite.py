@@ -61,7 +61,8 @@ def bibtex(wanted: Iterable[str]) -> str:
     wanted, known = list(wanted), names()
     for name in wanted:
         if name not in known:
-            raise InvalidArgument(unknown("name to cite", name, known))
+            of_run = f". For the run in this folder: tfpfl cite --run {name}" if Path(name).is_dir() else ""
+            raise InvalidArgument(unknown("name to cite", name, known) + of_run)
     return "\n\n".join(entry.text for entry in entries() if set(entry.names) & set(wanted))
 
 

@@ -27,7 +27,7 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.folders import STATE
 from tfpfl.runs.metrics import kind_of
-from tfpfl.runs.needs import check_needs
+from tfpfl.runs.needs import check_needs, more_validation
 from tfpfl.runs.protocols import SIDES, Protocol
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore, StoreError
@@ -189,7 +189,7 @@ def search_hyperparameters(
     federation = open_federation(config, allow_download=allow_download)
     if not federation.num_examples("validation").any():
         raise InvalidArgument(
-            "settings are chosen on validation examples, but the federation has none: raise --validation"
+            f"settings are chosen on validation examples, but the federation has none: {more_validation(config)}"
         )
     named = kind_of(federation, config.kind).score
     sign = 1 if named.larger_is_better else -1

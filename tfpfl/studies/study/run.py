@@ -12,7 +12,7 @@ from tfpfl.data import Federation
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.metrics import kind_of, told_score
-from tfpfl.runs.needs import check_needs
+from tfpfl.runs.needs import check_needs, more_validation
 from tfpfl.runs.run import Run
 from tfpfl.studies.comparison import check_columns
 from tfpfl.studies.paper_tables import SCORE
@@ -161,7 +161,7 @@ def _check(study: Study, allow_download: bool) -> dict[str, Federation]:
         if any(method.space for method in study.methods) and not federation.num_examples("validation").any():
             raise InvalidArgument(
                 f"{study.where}: data.{data.name}: settings are chosen on validation examples, but the federation has "
-                "none: raise validation"
+                f"none: {more_validation(config)}"
             )
     kinds = {
         kind_of(found[data.name], study.config(data, method, {}, study.seeds[0]).kind).text
