@@ -8,10 +8,12 @@ from helpers.toys import backbone
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts import linear_head
+from tfpfl.data.federation import Federation
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel, build_network
 from tfpfl.models.valve import with_valve
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.cost import Flops, Passes, Work, backbone_flops, count_work, head_flops, visit_flops
 from tfpfl.runs.run import Run
 
@@ -187,3 +189,18 @@ def test_a_run_counts_the_steps_of_its_heads(a_run):
         assert run.flops == pytest.approx(expected, rel=1e-12)
         summary = run.write_summary()
     assert (summary["flops"], summary["head_steps"]) == (pytest.approx(expected), 3)
+
+
+@pytest.mark.slow
+def test_steps_on_batches_count_for_a_client_of_usual_size(tmp_path):
+    """In the smallest client a batch is all of its examples: that part of a visit is not the others'."""
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 6)).astype(np.float32), np.arange(n) % 2) for n in (10, 200, 200, 200, 200)]
+    federation = Federation.from_clients(clients, out=tmp_path / "f", validation=0.0, test_fraction=0.0)
+    given = {"steps": 20, "batch_size": 8}
+    config = RunConfig(algorithm="fedavg", network="mlp200", participation=1.0, hyperparameters=given)
+    with Run.create(config, tmp_path / "run", federation) as run:
+        backbone, head = backbone_flops(run.model), head_flops(run.model.num_features, 2)
+        one = 20 * 8 * (sum(backbone) + sum(head))
+        assert run.flops == pytest.approx(one)
+        assert run.passes == Passes(10, 10)  # of the smallest client: 8 and 2 of 10 examples in turn

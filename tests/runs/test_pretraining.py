@@ -170,7 +170,7 @@ def test_a_federation_with_the_backbones_classes_is_warned_of(made, digits, tmp_
     out = made[0]
     for source, name in zip(digits, ("same", "others"), strict=True):
         federation = Federation.build(source, "round_robin", clients=5, K=2, seed=0, out=tmp_path / name)
-        config = RunConfig(federation=str(federation.path), network=str(out), rounds=1)
+        config = RunConfig(federation=str(federation.path), network=str(out), rounds=1, participation=1.0)
         recwarn.clear()
         Run.create(config, tmp_path / f"run of {name}", federation).close()
         told = [str(w.message) for w in recwarn if w.category is TfpflWarning]

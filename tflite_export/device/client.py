@@ -92,7 +92,7 @@ class DeviceClient:
         self._how, self._trunk_file, self._trunk = (interpreter, num_threads), trunk, None
         self.batch = self.bundle.manifest["model"]["static_batch"] if static else None
         self.chunk = self.batch or chunk
-        self.settings, self.kind = self.bundle.manifest["training"], self.bundle.kind
+        self.settings, self.kind, self._class_changes = self.bundle.manifest["training"], self.bundle.kind, 0
         self._state = None if state is None else Path(state)
         if self._state is not None and not self._state.parent.is_dir():
             raise HeadError(
@@ -105,7 +105,6 @@ class DeviceClient:
         if static and len(self._head.bias) != self.bundle.num_classes:
             raise HeadError(f"{self._state} has {len(self._head.bias)} classes, and {STATIC_PROGRAM} is {_FIXED}")
         self._backbone: Runtime | None = None
-        self._class_changes = 0
         self.receive(self.bundle.theta())
 
     @property
@@ -262,9 +261,7 @@ class DeviceClient:
         steps = self.settings["tau"] - 1 if steps is None else steps
         beta = self.settings["beta"] if beta is None else beta
         if steps < 0 or not 0 <= beta <= LARGEST_NUMBER:
-            raise BundleError(
-                f"steps must be at least 0 and beta from 0 to {LARGEST_NUMBER:g}, found steps={steps}, beta={beta}"
-            )
+            raise BundleError(f"steps must be at least 0 and beta from 0 to 3.4e+38, found steps={steps}, beta={beta}")
         if not (steps <= LARGEST and steps % 1 == 0):  # and not NaN
             raise BundleError(f"steps must be a whole number of at most {LARGEST}, found {steps}")
         steps = int(steps)

@@ -132,7 +132,8 @@ def _labels(path: str | os.PathLike, content: bytes, k: int) -> tuple[str, ...]:
         names = json.loads(content[4:].decode("utf-8")) if len(content) == 4 + size else None
     except (ValueError, RecursionError):
         names = None
-    usable = isinstance(names, list) and len(names) == k > 0 and all(isinstance(n, str) and n for n in names)
-    if not usable or len(set(names)) < k:
+    names = names if isinstance(names, list) else []
+    usable = len(names) == k > 0 and all(isinstance(n, str) and n for n in names) and len(set(names)) == k
+    if not usable:
         raise HeadError(f"{path} is damaged: it has no names for its {k} classes")
     return tuple(names)

@@ -9,7 +9,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,10 @@ from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.algorithms.exchanges import before_work
 from tfpfl.algorithms.parts import linear_head
 from tfpfl.checks import Unavailable, traced_by_design, verbose
+from tfpfl.data.randomness import client_key
+
+if TYPE_CHECKING:
+    from tfpfl.runs.run import Run
 
 
 class Passes(NamedTuple):
@@ -115,6 +119,15 @@ def count_work(build: Callable[..., Algorithm], model, data: ClientData) -> Work
     return Work(Passes(counter.forward / examples, counter.backward / examples), counter.head_steps / examples)
 
 
+def first_visit(run: "Run", place: int) -> Work:
+    """The work of a client's first visit in a run; `place` is the client's among those that train."""
+    client_id = int(run.population.client_ids[place])
+    x, y = run.federation.arrays(client_id, "train", labels=run.population.labels)
+    key = client_key(run.config.seed, 1, [client_id])[0]
+    data = ClientData(x, y, run.population.info(client_id), key)
+    return count_work(lambda model: run.recipe.method(model, run.population), run.whole, data)
+
+
 def backbone_flops(model) -> Flops:
     """Floating point operations of one example's pass through the backbone; backward: the gradient of theta only.
 
@@ -151,6 +164,8 @@ def visit_flops(work: Work, model, num_examples: float, num_classes: float) -> f
 
     Every pass goes through the backbone and the head. A step on the head alone counts the logits and the gradient of
     the head. What is computed only for a log or a comparison, such as the loss before PFLEGO's steps, is not counted.
+    Nor is what a method computes beside its passes: Fed3R's products of features (on `mlp200` several times its pass),
+    FedCP's policy and kernels, GPFL's embeddings.
 
     Args:
         work: counted by `count_work`.

@@ -26,13 +26,11 @@ from typing import cast
 import keras
 import numpy as np
 
-from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.schedules import say_if_at_0
 from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.algorithms.transforms.secure import quorum
 from tfpfl.checks import InvalidArgument, Unavailable, warn_user
 from tfpfl.data import Federation
-from tfpfl.data.randomness import client_key
 from tfpfl.engines.engine import check_engine
 from tfpfl.engines.inputs import check_fits
 from tfpfl.engines.machines import Machines
@@ -43,7 +41,7 @@ from tfpfl.runs.aggregators import check_method, check_objective, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.client_model import ClientModel, ClientModels
 from tfpfl.runs.config import RunConfig, RunError, entries, package_versions, read_config
-from tfpfl.runs.cost import Passes, Work, count_work, visit_flops
+from tfpfl.runs.cost import Passes, Work, first_visit, visit_flops
 from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, check_heads_are_here, kept_config, locked_folder, new_folder
@@ -400,19 +398,18 @@ class Run:
     @cached_property
     def work(self) -> Work:
         """The passes and the steps on the head alone of a visit, counted in the smallest client's first visit."""
-        client_id = int(self.population.client_ids[np.argmin(self.population.num_examples)])
-        x, y = self.federation.arrays(client_id, "train", labels=self.population.labels)
-        info, key = self.population.info(client_id), client_key(self.config.seed, 1, [client_id])[0]
-
-        data = ClientData(x, y, info, key)
-        return count_work(lambda model: self.recipe.method(model, self.population), self.whole, data)
+        return first_visit(self, int(np.argmin(self.population.num_examples)))
 
     @cached_property
     def flops(self) -> float | None:
         """Floating point operations of one visit, for mean N_i and K_i; None if this TensorFlow cannot count them."""
         examples, classes = (float(np.mean(n)) for n in (self.population.num_examples, self.population.num_classes))
+        given, work = self.config.hyperparameters, self.work
+        if given.get("batch_size") and not given.get("epochs"):  # the steps do not follow N_i: those of a usual client
+            place = int(np.argmin(np.abs(self.population.num_examples - examples)))
+            examples, work = float(self.population.num_examples[place]), first_visit(self, place)
         try:
-            return visit_flops(self.work, self.model, examples, classes)
+            return visit_flops(work, self.model, examples, classes)
         except Unavailable:
             return None
 

@@ -121,7 +121,7 @@ def shuffled(num_examples, key, epoch):
     return tf.random.experimental.stateless_shuffle(tf.range(num_examples), seed, alg="philox")
 
 
-def straggles(key, probability):
+def straggles(key: Any, probability: float) -> Any:
     """Whether this client is a straggler in this round, a function of (seed, round, client) only: bool []."""
     return _uniform(key)[0] < probability
 
