@@ -293,6 +293,18 @@ def test_a_file_that_cannot_be_opened_is_named_and_not_kept_locked(path):
     RunStore(path).close()
 
 
+def test_what_a_reader_reads_in_a_block_is_of_one_moment(path):
+    with RunStore(path) as store:
+        commit(store, 1)
+        with RunStore(path, read_only=True) as reader:
+            with reader.reading():
+                assert whole_rounds(reader) == 1
+                commit(store, 2)
+                assert len(reader.history()) == 1
+            assert whole_rounds(reader) == 2
+        assert whole_rounds(store) == 2
+
+
 def test_a_second_writer_is_refused_until_the_first_closes(path):
     with RunStore(path) as store:
         with pytest.raises(StoreError, match="being written by another process"):

@@ -389,8 +389,9 @@ def _attribute(module: ModuleType, function: str, where: str) -> Any:
     try:
         return reduce(getattr, function.split("."), module)
     except AttributeError:
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        own = [name for name in known if getattr(vars(module)[name], "__module__", None) == module.__name__]
+        known = {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
+        own = [n for n, value in vars(module).items() if isinstance(value, Method) and not n.startswith("_")]
+        own += [n for n, value in known.items() if getattr(value, "__module__", None) == module.__name__]
         raise InvalidArgument(unknown(f"function in {where}", function, own)) from None
 
 

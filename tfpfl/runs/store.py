@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any, cast
 
@@ -93,6 +94,10 @@ class RunStore:
                 self.evaluations()
         if not read_only and self._file.format < FORMAT_VERSION:
             convert(self._file, self.run_id)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """All that a block reads is of one moment, also while another process trains."""
+        return self._file.reading()
 
     def set_score(self, named: ScoreName) -> None:
         """Says which score is saved.

@@ -55,7 +55,7 @@ class Record:
         if not state.exists():
             raise RunError(f"{state} is missing: the run's state is lost")
         try:
-            with RunStore(state, config.run_id, read_only=True, named=config.score) as store:
+            with RunStore(state, config.run_id, read_only=True, named=config.score) as store, store.reading():
                 history, evaluations, ids = store.history(), store.evaluations(), store.client_ids()
         except OtherRun as error:
             raise RunError(
