@@ -365,9 +365,9 @@ def test_who_is_never_in_time_leaves_the_others_their_resolution():
 
 def test_a_weight_that_leaves_the_others_little_resolution_is_told_with_its_client():
     data = toy(dtype="float32")
-    with pytest.warns(TfpflWarning, match=r"4 has 1e\+03 times the median weight, because it is in time in 0.001 of"):
+    with pytest.warns(TfpflWarning, match=r"4 has 1e\+03 times the median weight, because it comes back in 0.001 of"):
         codec_of(rarely_in_time(data, 1e-3))
-    with pytest.raises(InvalidArgument, match="it is in time in 1e-07 of its rounds only. Take a larger --round-dead"):
+    with pytest.raises(InvalidArgument, match="it comes back in 1e-07 of its rounds only: take a larger --round-dead"):
         codec_of(rarely_in_time(data, 1e-7))
     with pytest.warns(TfpflWarning, match="client 3 has 200 times the median weight. Take a smaller --secure-clip"):
         secured(dropping(data, 0.0), weights=np.array([1.0, 1, 1, 200, 1]))

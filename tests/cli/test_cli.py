@@ -89,9 +89,12 @@ def test_a_refused_resume_changes_nothing(federation, tmp_path):
 def test_patience_without_validation_examples_is_refused(tmp_path):
     """It could never stop the run."""
     some = ("--dataset", "digits", "--clients", 5, "--patience", 12, "--rounds", 12, "--create-only")
-    assert "patience=12 looks at validation examples, and the federation has none" in error(
-        "run", *some, "--validation", 0, "--out", "run"
-    )
+    refused = error("run", *some, "--validation", 0, "--out", "run")
+    assert "patience=12 looks at validation examples, and the federation has none" in refused
+    assert "raise --validation, or leave patience out" in refused
+    tfpfl("partition", "--dataset", "digits", "--clients", 5, "--validation", 0, "none")
+    refused = error("run", "--federation", "none", "--patience", 12, "--out", "run")
+    assert "make it anew with tfpfl partition --validation 0.2" in refused
     said = tfpfl("run", *some, "--validation", 0.2, "--evaluate-every", 5, "--out", "run")
     assert "Warning: patience=12 cannot stop this run: of its 12 rounds 10 are evaluated." in said
 

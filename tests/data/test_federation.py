@@ -273,7 +273,7 @@ def leaking(labels, num_clients, seed):
             "min_samples of partitioner quantity_skew must be a whole",
         ),
         ({"partitioner": "iid", "K": 2}, "unknown argument of partitioner iid 'K'; there are none"),
-        ({"clients": 150, "K": 1}, "1 training examples left of .: 1 were set aside for validation"),
+        ({"clients": 150, "K": 1}, "1 training examples left of 3: 1 were set aside for validation"),
         ({"validation": 1.0}, "validation must lie in"),
         ({"partitioner": "dirichlet", "pooled": False, "test_fraction": 0.9}, "test_fraction of .* is for pooled=True"),
         ({"partitioner": "natural", "test_fraction": 0.5}, "test_fraction of partitioner natural is for pooled=True"),

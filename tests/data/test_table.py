@@ -476,3 +476,18 @@ def test_none_is_a_class_like_any_other(tmp_path):
         warnings.simplefilter("error")
         federation = Federation.from_table(write(tmp_path / "t.csv", table), **WHO, out=tmp_path / "f")
     assert federation.class_names == ["ill", "none"]
+
+
+def test_clients_without_enough_rows_for_a_test_part_are_told(tmp_path):
+    table = {name: list(values)[:9] for name, values in rows().items()}  # three rows of each of three clients
+    with pytest.warns(TfpflWarning, match="no client has so many examples that 0.25 of them, rounded down, is one"):
+        Federation.from_table(table, **WHO, out=tmp_path / "f")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.from_table(table, **WHO, out=tmp_path / "g", test_fraction=0.0)
+
+
+def test_labels_of_bytes_for_missing_values_are_refused_too(tmp_path):
+    table = rows() | {"state": np.array([b"1", b"0"] * 11 + [b"NA", b"1"])}
+    with pytest.raises(InvalidArgument, match="column 'state' has 'NA' in 1 rows, the first in row 23"):
+        Federation.from_table(table, **WHO, out=tmp_path / "f")

@@ -1,5 +1,6 @@
 """check.npz: what `verify` compares says something, and is not more exact than numbers can be."""
 
+import json
 import shutil
 import warnings
 
@@ -8,9 +9,10 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from tflite_export import Bundle, export, verify
+from tflite_export import Bundle, BundleError, export, verify
 from tflite_export.convert.check import write_check
 from tflite_export.convert.personal import personal_model
+from tflite_export.device.runtime import write_manifest
 from tfpfl.checks import TfpflWarning
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
@@ -115,6 +117,18 @@ class OneIsOff(LITE):
                 return {name: 1.01 * value for name, value in runner(**inputs).items()}
 
         return Off()
+
+
+@pytest.mark.slow
+def test_verify_needs_a_program(of_one_class, tmp_path):
+    folder = shutil.copytree(of_one_class, tmp_path / "copy")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in [name for name in manifest["files"] if name.endswith(".tflite")]:
+        del manifest["files"][name]
+    del manifest["hash"]
+    write_manifest(folder, manifest)
+    with pytest.raises(BundleError, match="has no program whose numbers could be checked"):
+        verify(folder, interpreter=LITE)
 
 
 @pytest.mark.slow

@@ -401,7 +401,6 @@ def test_a_damaged_head_file_is_refused(bundle, tmp_path):
 SAVE_FOREVER = """
 import sys
 import numpy as np
-from tflite_export.device.drawing import drawing_settings
 from tflite_export.device.head_file import SavedHead, save_head
 value = 0
 while True:

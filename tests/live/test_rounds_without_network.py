@@ -10,8 +10,9 @@ from helpers.live import EXACT
 from tflite_export.convert.program import flatten
 from tflite_export.device import payload
 from tflite_export.device.live import wire
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data.cohorts import cohort
+from tfpfl.data.population import Population, Sampling
 from tfpfl.live import rounds as module
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
@@ -293,3 +294,30 @@ def test_rounds_begin_without_the_clients_that_are_revoked(make_run, tmp_path):
         rounds.book.set_tokens({9: "another"})  # takes it in again
         assert not rounds.book.members()[9].revoked
         rounds.close()
+
+
+def clients_of(number, **sampling):
+    return Population([9] * number, [2] * number, sampling=Sampling(**sampling))
+
+
+@pytest.mark.parametrize(
+    ("wait_for", "population", "said"),
+    [
+        (1, clients_of(6, kind="fixed", rate=0.2), "invites 0.167 of them: 83% of such .* Take --wait-for 6 or more"),
+        (4, clients_of(5, kind="fixed", rate=0.2), "20% of such rounds would invite nobody.*Take --wait-for 5 or more"),
+    ],
+)
+def test_rounds_that_would_invite_nobody_are_told(wait_for, population, said):
+    with pytest.warns(TfpflWarning, match=said):
+        Rules(wait_for=wait_for).check_clients(population, False)
+
+
+def test_where_no_round_is_empty_or_sizes_are_random_nothing_is_told(recwarn):
+    fixed, binomial = clients_of(6, kind="fixed", rate=0.2), clients_of(6, kind="binomial", rate=0.2)
+    Rules(wait_for=6).check_clients(fixed, False)
+    Rules(wait_for=1).check_clients(fixed, True)  # places
+    Rules(wait_for=1, secure=True).check_clients(fixed, False)
+    Rules(wait_for=1).check_clients(binomial, False)
+    assert not [w for w in recwarn if w.category is TfpflWarning]
+    with pytest.raises(InvalidArgument, match="wait_for is 7, but the run has 6 clients"):
+        Rules(wait_for=7).check_clients(fixed, False)

@@ -82,7 +82,7 @@ def test_a_run_that_diverges_is_not_done(six_clients, tmp_path):
     told = {}
     with pytest.raises(DivergedError):
         runs.train(tmp_path / "run", six_clients, [Memory(told)], algorithm="fedavg", hyperparameters={"eta": 1e38})
-    assert told.get("closed", [False]) == [False]
+    assert told["closed"] == [False]
 
 
 def trackers_result(run):

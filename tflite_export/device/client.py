@@ -39,7 +39,7 @@ class Update(NamedTuple):
     num_examples: int  # N_i
     loss: float  # the training loss at the joint point, for logs
     head: SavedHead  # the client's head after the round; it stays on the device, see `DeviceClient.commit`
-    class_changes: int | None = None  # how often the client's classes had changed; None: only their names are known
+    class_changes: int | None = None  # since the client was opened; None, as after a restart: only names are compared
 
 
 class Personalized(NamedTuple):

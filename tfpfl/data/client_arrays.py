@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, check_listed, check_numbers
+from tfpfl.checks import InvalidArgument, check_listed, check_numbers, warn_user
 from tfpfl.data.arrays import as_array, as_text, say_spaces
 from tfpfl.data.layout import (
     checked_examples,
@@ -81,6 +81,12 @@ def write_clients(
         for place, x in enumerate(arrays)
     ]
     cut_test(rows, ["test" in parts for parts in data.values()], test_fraction, seed)
+    if test_fraction and not any(len(test) for *_, test in rows):
+        warn_user(
+            f"no client has so many examples that {test_fraction:g} of them, rounded down, is one: there are no test "
+            "examples, and nothing will be measured on them. Take a larger test_fraction (--test-fraction), or give a "
+            "test part"
+        )
     kinds = made.y_train if wanted is None else strata(y, wanted.sort)
     cut_validation(rows, kinds, None, validation, seed, names, ["validation" in p for p in data.values()])
     manifest = describe_source(made) | {

@@ -118,7 +118,8 @@ def table_clients(
     _check_missing_words(client, names, "a client")
     if targets is None:
         y = _labels(labels[0], columns[labels[0]], is_csv)
-        words = np.array([str(value) for value in y]) if y.dtype.kind == "S" else y.astype(str)
+        is_bytes, what = y.dtype.kind == "S", f"column {labels[0]!r}"
+        words = np.array([as_text(value, what) for value in y]) if is_bytes else y.astype(str)
         _check_missing_words(labels[0], words, "a class")
         if (words == words[0]).all():
             warn_user(f"column {labels[0]!r} has only one class, {cut(y[0])}: there is nothing to learn")

@@ -154,11 +154,6 @@ def write_federation(
         if y.min() < 0 or y.max() >= num_labels:
             raise InvalidArgument(f"labels must be class ids 0..{num_labels - 1}, found {y.min()}..{y.max()}")
     counts = np.array([[len(part) for part in row] for row in rows], np.int64)
-    if not counts[:, 2].any():
-        warn_user(
-            "no client has test examples, so that nothing will be measured on them: give more examples, a larger "
-            "test_fraction (--test-fraction), or a test part"
-        )
     order = np.concatenate([part for row in rows for part in row]).astype(np.int64)
     client_of = np.repeat(np.arange(len(rows)), counts.sum(1))
     is_test = np.repeat(np.tile([False, False, True], len(rows)), counts.ravel())

@@ -61,7 +61,7 @@ class LiveRounds(Clients):
         super().__init__(run, rules)
         if not run.availability.is_perfect:
             raise InvalidArgument(f"{run.folder} simulates clients that drop out; live clients do so themselves")
-        rules.check_clients(self.population)
+        rules.check_clients(self.population, self.enrolled is not None)
         if run.store.round_num and not (run.folder / LIVE).exists():
             raise InvalidArgument(
                 f"{run.folder} has {run.store.round_num} rounds and no {LIVE}. If devices computed them, put back a "

@@ -70,21 +70,27 @@ class Rules:
     clip: float = 100.0
     phase: float = 20.0
 
-    def check_clients(self, population: Population) -> None:
+    def check_clients(self, population: Population, are_enrolled: bool) -> None:
         """Checks `wait_for` against a run's clients; warns if rounds may invite nobody, and still count.
+
+        Args:
+            population: the run's clients.
+            are_enrolled: whether they are places, which devices take when they join; then no round is empty.
 
         Raises:
             InvalidArgument: it is more than there are clients.
         """
-        clients = population.num_clients
+        clients, rate = population.num_clients, population.clients_per_round / population.num_clients
         if self.wait_for > clients:
             raise InvalidArgument(f"wait_for is {self.wait_for}, but the run has {clients} clients")
-        if (invited := self.wait_for * population.clients_per_round / clients) < 1:
-            warn_user(
-                f"a round begins when {self.wait_for} of {clients} clients are here, and invites "
-                f"{population.clients_per_round / clients:.2g} of those, {invited:.2g} on average: most rounds would "
-                f"have nobody, and count. Take --wait-for {math.ceil(clients / population.clients_per_round)} or more"
-            )
+        # secure rounds begin with three clients or more; cohorts of other kinds have their sizes at random anyway
+        if self.secure or are_enrolled or population.sampling.kind != "fixed" or self.wait_for * rate >= 1:
+            return
+        warn_user(
+            f"a round may begin when {self.wait_for} of {clients} clients have joined, and invites {rate:.3g} of them: "
+            f"{1 - self.wait_for * rate:.0%} of such rounds would invite nobody, and count as rounds of the run. Take "
+            f"--wait-for {math.ceil(1 / rate)} or more, or invite more with --cohort"
+        )
 
     def __post_init__(self):
         for name in ("deadline", "awake", "phase"):

@@ -35,14 +35,18 @@ def check_needs(config: RunConfig) -> None:
 
 
 def agreeing(config: RunConfig, federation: Federation) -> Federation:
-    """The federation that is given beside a configuration, after the check that this asks for no other clients.
+    """The federation of a configuration, after the check that this asks for no other data.
 
     Raises:
-        InvalidArgument: the number of clients, or an argument of the partition, is another one.
+        InvalidArgument: the number of clients, the partition or an argument of it, or the data set is another one.
     """
     check_type("the federation", federation, Federation, OPENED)
+    source, partitioner = federation.manifest["source"]["name"], federation.manifest["partitioner"]["name"]
     made = federation.manifest["partitioner"]["arguments"]
     asked = {} if config.clients is None else {"clients": (config.clients, federation.num_clients)}
+    for name, found in (("dataset", source), ("partition", partitioner)):
+        if (value := getattr(config, name)) != getattr(RunConfig, name):  # the default may mean that nothing was given
+            asked[name] = value, found
     for name, value in config.partition_args.items():
         asked[f"partition_args {name}"] = plain_values(value), made.get(name)
     other = [f"{name} is {own!r}, and {its!r} in the data" for name, (own, its) in asked.items() if own != its]
@@ -54,12 +58,14 @@ def agreeing(config: RunConfig, federation: Federation) -> Federation:
     return federation
 
 
-def warn_of_small_rounds(population: Population) -> None:
-    """Warns if a round has one of several clients, as with few clients and the usual participation."""
+def warn_of_small_rounds(config: RunConfig, population: Population) -> None:
+    """Warns if a round has one of a few clients because nobody said how many take part."""
+    if config.participation != RunConfig.participation or config.sampling != "fixed":
+        return
     if population.clients_per_round < 1.5 and population.num_clients > 1:
         warn_user(
-            f"a round has {population.clients_per_round:.2g} of the {population.num_clients} clients, and the others "
-            "learn nothing in it: with few clients, take --participation 1"
+            f"a round has 1 of the {population.num_clients} clients, and the others learn nothing in it: with few "
+            "clients, take --participation 1"
         )
 
 

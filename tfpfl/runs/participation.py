@@ -8,6 +8,7 @@ versions. Only rounds on devices say who came, in the entry `came` of their hist
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -95,15 +96,20 @@ def _came(config: RunConfig, population: Population, t: int, work: np.ndarray | 
     return set(availability.round(config.seed, t, sampled, amounts).came.tolist())
 
 
-def _dropped_stragglers(config: RunConfig, came: set[int], t: int) -> set[int]:
+def _dropped_stragglers(config: RunConfig, came: set[int], t: int) -> frozenset[int]:
     """Those of the clients of round t whose work counts nothing, by FedProx's straggler_policy='drop'."""
     probability = config.hyperparameters.get("straggler")
-    if config.hyperparameters.get("straggler_policy") != "drop" or not probability:
-        return set()
-    from tfpfl.algorithms.parts.local_training import straggles  # with TensorFlow: only where it is needed
+    if config.hyperparameters.get("straggler_policy") != "drop" or not probability or not came:
+        return frozenset()
+    return _stragglers(config.seed, t, tuple(sorted(came)), float(probability))
 
-    ids = sorted(came)
-    return {i for i, key in zip(ids, client_key(config.seed, t, ids), strict=True) if straggles(key, probability)}
+
+@lru_cache(100_000)
+def _stragglers(seed: int, t: int, ids: tuple[int, ...], probability: float) -> frozenset[int]:
+    from tfpfl.algorithms.parts.local_training import which_straggle  # with TensorFlow: only where it is needed
+
+    late = which_straggle(client_key(seed, t, ids), probability).numpy()
+    return frozenset(np.array(ids)[late].tolist())
 
 
 def counts(first: Mapping[int, int] | None, num_clients: int, round_num: int) -> tuple[int, int] | None:

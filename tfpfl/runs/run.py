@@ -129,9 +129,9 @@ class Run:
         folder = Path(folder)
         with new_folder(folder) as lock:
             check_needs(config)
-            given = None if federation is None else agreeing(config, federation)
-            run = cls.planned(config, folder, given or open_federation(config, allow_download=allow_download))
-            warn_of_small_rounds(run.population)
+            federation = open_federation(config, allow_download=allow_download) if federation is None else federation
+            run = cls.planned(config, folder, federation)
+            warn_of_small_rounds(config, run.population)
             if run.recipe.network is not None and run.config.network_file is not None:
                 (folder / run.config.network_file).write_bytes(run.recipe.network[1])  # what was checked
             own_methods.keep(run.config, folder)
@@ -151,10 +151,10 @@ class Run:
         Raises:
             InvalidArgument: it does not fit the data or the method, or its network's file might run forbidden code.
         """
-        network_file, config = config.network_file, config.resolved(federation)
+        check_patience(config, federation)
+        network_file, config = config.network_file, config.resolved(agreeing(config, federation))
         config = own_networks.described(config, network_file, federation)
         check_objective(config)
-        check_patience(config, federation)
         run = cls(folder, config, federation, network_file, config.engine)
         if config.schedule is not None:
             check_follows(run.recipe.method(run.model, run.population), config.schedule_of)

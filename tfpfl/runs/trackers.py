@@ -20,6 +20,7 @@ import numpy as np
 from tfpfl.checks import Unavailable, extra
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.protocols import SIDES
+from tfpfl.runs.training import DivergedError
 
 if TYPE_CHECKING:
     from tfpfl.runs.run import Run
@@ -75,7 +76,7 @@ class Tracker(Callback, ABC):
         if not self._is_open:  # an error before the first round
             return
         ended = bool(run.stop_reason) or run.store.round_num >= run.config.rounds
-        done = ended and sys.exc_info()[0] is None  # a run that diverged has a reason to stop, and an error under way
+        done = ended and not isinstance(sys.exc_info()[1], DivergedError)  # which `Run.train` raises after this
         try:
             self._numbers(summary(run), run.store.round_num)
             if self._tables:

@@ -126,6 +126,12 @@ def straggles(key: Any, probability: float) -> Any:
     return _uniform(key)[0] < probability
 
 
+@tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int32), tf.TensorSpec([], tf.float64)], autograph=False)
+def which_straggle(keys: Any, probability: float) -> Any:
+    """`straggles` of several clients: bool [n]."""
+    return tf.map_fn(lambda key: straggles(key, probability), keys, fn_output_signature=tf.bool)
+
+
 def partial_work(key, probability, work):
     """How many of `work` epochs or steps a client does: all, or U{1..work} if it is a straggler; int32 []."""
     done = tf.cast(tf.floor(_uniform(key)[1] * tf.cast(work, tf.float64)), tf.int32) + 1

@@ -277,10 +277,10 @@ def _largest(population: Population, weights: np.ndarray) -> float:
         f"with --secure all clients send integers with the resolution that the largest weight leaves them, and client "
         f"{ids[first]} has {times:.3g} times the median weight"
     )
-    if population.arrival is not None and (rare := population.arrival[population.arrival > 0][first]) < 1 / UNEQUAL:
-        told += (
-            f", because it is in time in {rare:.2g} of its rounds only. Take a larger --round-deadline, or leave it out"
-        )
+    arrival = 1.0 if population.arrival is None else population.arrival[population.arrival > 0][first]
+    if arrival < 0.1:
+        told += f", because it comes back in {arrival:.2g} of its rounds only: take a larger --round-deadline, or less "
+        told += "--dropout"
     else:
         told += ". Take a smaller --secure-clip, or --weighting uniform if the method has it"
     if times > HOPELESS:
