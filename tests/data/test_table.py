@@ -397,7 +397,7 @@ def test_a_column_of_floats_that_float32_rounds_is_said_by_name(tmp_path):
         ({"age": np.arange(24).astype("M8[ns]")}, "column 'age' has dates, .* take the time since a day"),
         ({"age": np.arange(24).astype("M8[D]")}, "column 'age' has dates"),
         ({"user": np.array([2.0**53 + 2, 1.0] * 12)}, "column 'user' has 90071.* in row 1: as floats, such large numb"),
-        ({"state": np.array(["café".encode("latin-1"), b"x"] * 12)}, "number 0 is b'caf.xe9', which is no text"),
+        ({"state": np.array(["café".encode("latin-1"), b"x"] * 12)}, "row 1 is b'caf.xe9', which is no text"),
     ],
 )
 def test_what_numpy_would_change_silently_is_refused(tmp_path, changed, message):

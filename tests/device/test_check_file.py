@@ -121,7 +121,7 @@ class OneIsOff(LITE):
 
 @pytest.mark.slow
 def test_verify_needs_a_program(of_one_class, tmp_path):
-    folder = shutil.copytree(of_one_class, tmp_path / "copy")
+    folder = shutil.copytree(of_one_class.folder, tmp_path / "copy")
     manifest = json.loads((folder / "manifest.json").read_text())
     for name in [name for name in manifest["files"] if name.endswith(".tflite")]:
         del manifest["files"][name]

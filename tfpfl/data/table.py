@@ -118,8 +118,7 @@ def table_clients(
     _check_missing_words(client, names, "a client")
     if targets is None:
         y = _labels(labels[0], columns[labels[0]], is_csv)
-        is_bytes, what = y.dtype.kind == "S", f"column {labels[0]!r}"
-        words = np.array([as_text(value, what) for value in y]) if is_bytes else y.astype(str)
+        words = _texts(labels[0], y) if y.dtype.kind == "S" else y.astype(str)
         _check_missing_words(labels[0], words, "a class")
         if (words == words[0]).all():
             warn_user(f"column {labels[0]!r} has only one class, {cut(y[0])}: there is nothing to learn")
@@ -172,6 +171,10 @@ def _client_names(name: str, values: np.ndarray) -> np.ndarray:
             )
         if (values == np.rint(values)).all():
             values = values.astype(np.int64)
+    return _texts(name, values)
+
+
+def _texts(name: str, values: np.ndarray) -> np.ndarray:
     return np.array([as_text(value, f"column {name!r}: row {i}") for i, value in enumerate(values, 1)])
 
 
@@ -357,7 +360,7 @@ def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
 def _parts(name: str, values: np.ndarray) -> np.ndarray:
     """The split of every row, checked."""
     values = present(name, values)
-    found = np.array([as_text(value, f"column {name!r}: row {i}") for i, value in enumerate(values, 1)])
+    found = _texts(name, values)
     wrong = ~np.isin(found, SPLITS)
     if wrong.any():
         row = int(wrong.argmax())
