@@ -187,7 +187,7 @@ def test_what_cannot_be_asynchronous(make_run, run, whole, tmp_path):
     LiveRounds(run, Rules(), 0.0).close()
     rounds = join(LiveRounds(run, Rules(), 0.0))
     rounds.close()
-    with pytest.raises(InvalidArgument, match="rounds that are not asynchronous"):
+    with pytest.raises(InvalidArgument, match="rounds with cohorts, which are not asynchronous"):
         replay(run)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tfpfl.checks import Unavailable, check_address_space, extra
+from tfpfl.checks import InvalidArgument, Unavailable, check_address_space, extra
 from tfpfl.cli.ending import Ended, resumable
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
@@ -367,7 +367,7 @@ def watch(url, run, token, once, patience, ca):
         if options_given({"token"}):
             raise click.UsageError("--run reads the operator's token from RUN: give --run or --token, not both")
         if not (run / OPERATOR).exists():
-            raise click.UsageError(f"{run} has no {OPERATOR}, which tfpfl serve {run} writes when it starts")
+            raise InvalidArgument(f"{run} has no {OPERATOR}, which tfpfl serve {run} writes when it starts")
         token = (run / OPERATOR).read_text(encoding="utf-8", errors="replace")
     try:
         context = None if ca is None else trusting(ca)
