@@ -246,7 +246,7 @@ def gpfl(
             generic = opened(valve, phi, g)
             task = cross_entropy(logits(head, opened(valve, phi, p)), y)
             angle = cross_entropy(tf.matmul(unit(generic), unit(table), transpose_b=True), y)
-            return task + angle + lam * distance(generic, tf.gather(message.table, y))
+            return task + angle - -lam * distance(generic, tf.gather(message.table, y))  # subtracted, see `step`
 
         def step(carry, x, y):
             values, slots, _ = carry
@@ -268,7 +268,7 @@ def gpfl(
         return whole(message.theta, message.valve, state.head, now(message, state, data).personal)
 
     def local_model(message, output):
-        trained = tree.add(message, output.update)
+        trained = tree.subtract(message, tree.scale(-1.0, output.update))  # subtracted, see `step`
         return whole(trained.theta, trained.valve, output.state.head, output.state.conditions.personal)
 
     return Algorithm(
