@@ -5,14 +5,17 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
+from helpers.normalized import model_for
+from helpers.quick import quick
 from helpers.rounds import COHORTS, nothing_arrives, play
 from helpers.toys import distance, gradient, identical, initial_states, toy, toy_of
-from tfpfl.algorithms import gpfl
+from tfpfl.algorithms import build_algorithm, gpfl
 from tfpfl.algorithms.gpfl import Shared, branch, unit
 from tfpfl.algorithms.gpfl import distance as away
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import tree
 from tfpfl.models.valve import ValvedModel, with_valve
+from tfpfl.studies import battery
 
 WORK = {"eta": 0.1, "steps": 3}
 
@@ -173,3 +176,15 @@ def test_kinds_without_classes_are_refused():
     other = toy_of("regression")
     with pytest.raises(ValueError, match="GPFL is for classification only"):
         gpfl(other.model, other.population)
+
+
+@pytest.mark.slow
+def test_a_round_that_is_run_again_and_again_has_the_same_bits(tmp_path):
+    """TensorFlow learns in some rounds which operations are short; a sum of three terms then began with another one."""
+    federation = battery.small_federation(tmp_path / "federation")
+    algorithm = build_algorithm("gpfl", model_for("gpfl"), battery.small_population(federation), **quick("gpfl"))
+    subject = battery.Subject(algorithm, federation)
+    visits, states = subject.visits([1, 5], 7), subject.trained.states([1, 5])
+    first = subject.engine.next(subject.trained.server, states, visits)
+    for _ in range(100):
+        assert identical(subject.engine.next(subject.trained.server, states, visits), first)
