@@ -117,6 +117,11 @@ def test_reader_gives_empty_tensors_for_an_empty_split_and_refuses_other_ids(tmp
             fed.arrays(bad)
         with pytest.raises(InvalidArgument, match=f"client {bad} is not among the 2 clients of the population"):
             fed.population().info(bad)
+    for bad in (1.0, None):
+        with pytest.raises(InvalidArgument, match="a client's number must be a whole number, an int; found"):
+            fed.raw(bad)
+    assert fed.raw(np.int64(1))[0].shape == (6, 2, 2)
+    assert fed.class_counts("test").tolist() == [[0, 0]] * 2 and fed.class_counts(client_ids=[]).shape == (0, 2)
 
 
 def test_reading_never_writes_to_the_files(tmp_path):

@@ -262,7 +262,7 @@ def test_a_seed_with_fewer_rounds_than_another_counts_in_no_mean(toy):
     mean, half = ledgers.value(TOY, cells["digits | pflego"])
     assert (mean, half) == (85.0, pytest.approx(12.706204736432095 * 5))  # Student's t for the other two seeds
     assert ledgers.verdicts(TOY, cells)[0].held == "holds"
-    said = "Left out of the means, since other seeds have more rounds: digits | pflego: seed 1 (50 rounds)."
+    said = "Left out of the means: digits | pflego: seed 1 (50 rounds, others have more)."
     for entry in [entry for found in cells.values() for entry in found["seeds"].values()]:
         entry |= {"seconds": 1.0, "run": "a", "command": "c", "clients": None} | {"stopped": entry.get("stopped")}
     console = Console(width=200, file=io.StringIO())
@@ -271,6 +271,7 @@ def test_a_seed_with_fewer_rounds_than_another_counts_in_no_mean(toy):
     assert said in shown and "200 x 2" in shown
     shorter |= {"stopped": "round 51 diverged: ...", "diverged": True}
     assert ledgers.value(TOY, cells["digits | pflego"])[0] == 85.0
+    assert "seed 1 (50 rounds, diverged)." in ledger_tables._left_out(TOY, cells)
     shorter |= {"stopped": "early stopping", "diverged": False}  # it came to its own end
     assert ledgers.value(TOY, cells["digits | pflego"])[0] == 80.0
     assert not ledgers.left_out(cells["digits | pflego"])

@@ -30,6 +30,29 @@ def config(tmp_path):
 def test_a_grid_is_every_combination():
     found = search.grid({"beta": [0.1, 0.2], "tau": [1, 2, 3]})
     assert {(s["beta"], s["tau"]) for s in found} == {(b, t) for b in (0.1, 0.2) for t in (1, 2, 3)}
+    assert search.grid({"tau": (number for number in (1, 2))}) == [{"tau": 1}, {"tau": 2}]
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: search.grid([0.1]), "the values must be a dict, such as .*; found list"),
+        (lambda: search.grid({"beta": 0.1}), r"the values of beta must be a list, such as \[0.003, 0.01\]; found 0.1"),
+        (lambda: search.grid({"beta": []}), "beta: there is no value to try"),
+        (lambda: search.draws([0.1], 2, 0), "the ranges must be a dict"),
+        (lambda: search.draws({"server_opt": "adam"}, 2, 0), "the values of server_opt must be a list.*found 'adam'"),
+        (lambda: search.draws({"tau": []}, 2, 0), "tau: there is no value to try"),
+        (lambda: search.draws({"beta": (0.1, 0.2, 0.3)}, 2, 0), r"beta: a range is a pair .*found \(0.1, 0.2, 0.3\)"),
+        (lambda: search.draws({"beta": ("a", 1)}, 2, 0), "beta: a bound of its range must be a number, found 'a'"),
+        (lambda: search.draws({"beta": (0.1, 1)}, 0, 0), "n must be at least 1, found 0"),
+        (lambda: search.draws({"beta": (0.1, 1)}, 2, -1), "seed must be at least 0, found -1"),
+        (lambda: search.rungs(0, 7, 3), "candidates must be at least 1, found 0"),
+        (lambda: search.rungs(4, 100, 2.5), "factor must be a whole number >= 1, found 2.5"),
+    ],
+)
+def test_what_cannot_be_searched_is_told(call, said):
+    with pytest.raises(InvalidArgument, match=said):
+        call()
 
 
 def test_draws_lie_in_their_range_evenly_on_the_log_scale_and_follow_the_seed():

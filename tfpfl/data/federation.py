@@ -14,6 +14,7 @@ training on them.
 """
 
 import hashlib
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -324,7 +325,7 @@ class Federation:
             labels: 'local' (ids in [0, K_i)) or 'global' (ids in [0, C)); of targets, both are the same.
 
         Raises:
-            InvalidArgument: there is no client of this id.
+            InvalidArgument: there is no client of this id, or it is no whole number.
             InvalidArgument: an unknown split or label space.
         """
         self._check_id(client_id)
@@ -425,9 +426,11 @@ class Federation:
             InvalidArgument: the targets are numbers, which have no classes; or an unknown split.
         """
         ids = range(self.num_clients) if client_ids is None else client_ids
-        if self.targets is not None:
-            return np.stack([ones(self.raw(i, split)[1], self.targets) for i in ids])
-        return np.stack([np.bincount(self.raw(i, split, "global")[1], minlength=self.num_labels) for i in ids])
+        counts = np.zeros((len(ids), self.num_labels), np.int64)
+        for row, i in enumerate(ids):
+            y = self.raw(i, split, "global")[1]
+            counts[row] = np.bincount(y, minlength=self.num_labels) if self.targets is None else ones(y, self.targets)
+        return counts
 
     def _check_id(self, client_id: int) -> None:
         if isinstance(client_id, str):
@@ -435,5 +438,9 @@ class Federation:
                 f"a client is given by its number, found {client_id!r}: tfpfl.data.find_client(federation, "
                 f"{client_id!r}) gives the number of a name"
             )
+        try:
+            operator.index(client_id)
+        except TypeError:
+            raise InvalidArgument(f"a client's number must be a whole number, an int; found {client_id!r}") from None
         if not 0 <= client_id < self.num_clients:
             raise InvalidArgument(f"client {client_id} does not exist: ids are 0..{self.num_clients - 1}")

@@ -20,7 +20,7 @@ from sklearn.model_selection import ParameterGrid, ParameterSampler
 
 from tfpfl.algorithms import check_names
 from tfpfl.algorithms.parts.schedules import with_end
-from tfpfl.checks import InvalidArgument, check_listed, check_type
+from tfpfl.checks import InvalidArgument, check_listed, check_numbers, check_type, check_whole_number
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
@@ -56,8 +56,13 @@ class Candidate(NamedTuple):
 
 
 def grid(values: Mapping[str, Sequence]) -> list[dict]:
-    """Every combination of the values: {hyperparameter: its values} -> a list of settings."""
-    return list(ParameterGrid(dict(values)))
+    """Every combination of the values: {hyperparameter: its values} -> a list of settings.
+
+    Raises:
+        InvalidArgument: the values of a hyperparameter are no list, or an empty one.
+    """
+    check_type("the values", values, Mapping, "a dict, such as {'rho': [0.003, 0.01]}")
+    return list(ParameterGrid({name: _listed(name, given) for name, given in values.items()}))
 
 
 def draws(ranges: Mapping[str, object], n: int, seed: int) -> list[dict]:
@@ -70,20 +75,35 @@ def draws(ranges: Mapping[str, object], n: int, seed: int) -> list[dict]:
         seed: the seed of the draws.
 
     Raises:
-        InvalidArgument: a pair is not 0 < low < high, or not finite.
+        InvalidArgument: a pair is not 0 < low < high, or not finite; a list is empty; `n` is less than 1.
     """
-    spaces = {}
+    check_type("the ranges", ranges, Mapping, "a dict, such as {'rho': (0.001, 0.1), 'tau': [5, 20]}")
+    check_whole_number(1, n=n)
+    check_whole_number(0, seed=seed)
+    spaces: dict[str, Any] = {}
     for name, given in ranges.items():
         if isinstance(given, tuple):
+            if len(given) != 2:
+                raise InvalidArgument(f"{name}: a range is a pair (low, high), found {given}; values are a list [...]")
             low, high = given
+            for bound in given:
+                check_numbers(**{f"{name}: a bound of its range": bound})
             if not 0 < low < high < math.inf:
                 raise InvalidArgument(f"{name}: a range needs 0 < low < high, found {low} and {high}; both are finite")
-            given = loguniform(low, high)
-        spaces[name] = given
+            spaces[name] = loguniform(low, high)
+        else:
+            spaces[name] = _listed(name, given)
     return [
         {k: v.item() if isinstance(v, np.generic) else v for k, v in setting.items()}
         for setting in ParameterSampler(spaces, n, random_state=seed)
     ]
+
+
+def _listed(name: str, values: Any) -> list:
+    check_listed(f"the values of {name}", values, "[0.003, 0.01]")
+    if not (found := list(values)):
+        raise InvalidArgument(f"{name}: there is no value to try; give a list, such as [0.003, 0.01]")
+    return found
 
 
 def rungs(candidates: int, rounds: int, factor: int) -> list[tuple[int, int]]:
@@ -93,10 +113,10 @@ def rungs(candidates: int, rounds: int, factor: int) -> list[tuple[int, int]]:
     `rounds` rounds. With `factor` 1 it is the only one.
 
     Raises:
-        InvalidArgument: `factor` is less than 1.
+        InvalidArgument: a number is less than 1, or no whole number.
     """
-    if factor < 1:
-        raise InvalidArgument(f"halving needs a factor of at least 1, found {factor}")
+    check_whole_number(1, candidates=candidates, rounds=rounds)
+    check_whole_number(1, factor=factor)
     if factor == 1:
         return [(candidates, rounds)]
     steps = max(math.ceil(math.log(candidates, factor) - 1e-9), 0)

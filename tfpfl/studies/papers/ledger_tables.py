@@ -299,13 +299,13 @@ def _all_diverged(found: dict) -> str:
 
 
 def _left_out(experiment: Experiment, cells: dict) -> str:
-    """A sentence on the seeds that no mean counts, since they have fewer rounds than others of their cell; or ''."""
+    """A sentence on the seeds that no mean counts: they diverged, or have fewer rounds than others of their cell."""
     found = [
-        f"{name}: seed {seed} ({entry['rounds']} rounds{', diverged' if entry.get('diverged') else ''})"
+        f"{name}: seed {seed} ({entry['rounds']} rounds, {'diverged' if entry.get('diverged') else 'others have more'})"
         for name in map(key, experiment.cells)
         for seed, entry in left_out(cells.get(name)).items()
     ]
-    return f"Left out of the means, since other seeds have more rounds: {'; '.join(found)}." if found else ""
+    return f"Left out of the means: {'; '.join(found)}." if found else ""
 
 
 def _sides(experiment: Experiment, found: dict) -> list[tuple[str, str]]:
