@@ -21,6 +21,7 @@ from tfpfl.live.async_rounds import AsyncRounds
 from tfpfl.live.async_virtual import Phones, simulate
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
+from tfpfl.runs.store import StoreError
 from tfpfl.runs.training import DivergedError
 
 
@@ -142,6 +143,54 @@ def test_a_client_that_was_away_is_owed_nothing_if_it_is_asked_for_scores_first(
         send(rounds, 8, now=502.0)
         assert rounds.book.arrivals(count)[0].arrival.since == count  # its gap is this arrival alone
         rounds.close()
+
+
+@pytest.mark.parametrize("first", ["its last update", "a refused update", "a join"])
+def test_a_client_that_was_away_is_owed_nothing_whatever_it_sends_first(whole, first):
+    """A device that did not get the answer to its update sends it again at its next start, before it asks for work."""
+    rounds = joined(whole, awake=90.0)
+    work = rounds.work(8, 1.0)
+    body = body_of(rounds, 8, work["theta"])
+    rounds.update(8, 1, body, 1.0)
+    for client in range(7):  # seven arrivals while client 8 is away
+        send(rounds, client, now=1.0)
+    if first == "its last update":
+        assert rounds.update(8, 1, body, 500.0)["counted"]
+    elif first == "a join":
+        info = rounds.population.info(8)
+        about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
+        rounds.join("token 8", about | {"key": wire.Signer().public}, 500.0)
+    else:
+        with pytest.raises(Refused):
+            rounds.update(8, 7, body, 500.0)
+    send(rounds, 8, now=501.0)
+    assert rounds.book.arrivals(8)[0].arrival.since == 8  # its gap is this arrival alone
+    rounds.close()
+
+
+@pytest.mark.parametrize("failing", ["commit_round", "end_step"])
+def test_a_step_that_cannot_be_saved_ends_the_server_and_a_new_start_saves_it(whole, monkeypatch, failing):
+    """The state in memory is ahead of the disk: no later step could be saved, and theta would stay the old one."""
+    rounds = joined(whole)
+
+    def full(*_):
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(whole.store if failing == "commit_round" else rounds.book, failing, full)
+        send(rounds, 0)
+        with pytest.raises(StoreError):
+            send(rounds, 1)
+    assert rounds.work(2, 1.0) is None  # no work of an old theta
+    with pytest.raises(StoreError, match="the disk is full"):
+        rounds.tick(2.0)
+    rounds.close()
+    rounds = AsyncRounds(whole, Rules(buffer=2, wait_for=10), 3.0)
+    assert whole.store.round_num == 1 and [r["came"] for r in whole.store.history()] == ["0 1"]
+    send(rounds, 2, now=4.0)
+    send(rounds, 3, now=4.0)
+    assert whole.store.round_num == 2
+    rounds.close()
 
 
 @pytest.mark.parametrize("stopped_for", [1.0, 5000.0])

@@ -5,6 +5,7 @@ import os
 import sqlite3
 from contextlib import closing
 
+import numpy as np
 import pytest
 
 from helpers.live import join, score, send
@@ -36,6 +37,18 @@ def test_after_a_round_only_the_hash_of_each_update_is_kept(make_run, tmp_path):
         for client, body in sent.items():  # so that the same bytes, sent again, are known
             assert rounds.book.counted(1, client) == hashlib.sha256(body).hexdigest()
         rounds.close()
+
+
+def test_what_is_deleted_is_no_longer_in_the_files(tmp_path):
+    """Also where SQLite is built without it, and while the server runs or after it was killed."""
+    body = np.random.default_rng(0).bytes(20_000)
+    with closing(Book(tmp_path / "live.sqlite", "run")) as book:
+        book.put(1, 0, body, 1.0)
+        on_disk = lambda: b"".join(path.read_bytes() for path in tmp_path.iterdir())  # noqa: E731
+        pieces = [body[at : at + 50] for at in range(0, len(body) - 50, 500)]
+        assert all(piece in on_disk() for piece in pieces)
+        book.end_round(1, 2.0)
+        assert book._rows("PRAGMA secure_delete") == [(1,)] and not any(piece in on_disk() for piece in pieces)
 
 
 def test_only_its_owner_may_read_the_book_and_the_files_beside_it(tmp_path):

@@ -12,11 +12,13 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.live.async_book import AsyncBook
 from tfpfl.live.async_rounds import AsyncRounds
+from tfpfl.live.cohort import as_it_was
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Rules
 from tfpfl.live.secure_book import SecureBook
 from tfpfl.live.secure_rounds import SecureRounds
 from tfpfl.live.serve import write_tokens
+from tfpfl.runs.config import RunError
 from tfpfl.runs.run import Run
 
 
@@ -35,12 +37,12 @@ def serve(folder, *options):
     return " ".join(found.output.split())
 
 
-def with_devices(run):
-    """A run that two devices have joined, and that has no round; the run is closed."""
+def with_devices(run, clients=(0, 1)):
+    """A run that these devices have joined, and that has no round; the run is closed."""
     rounds = LiveRounds(run, Rules(wait_for=10), 0.0)
     tokens = write_tokens(run, rounds.book)
     rounds.refresh()
-    for client in (0, 1):
+    for client in clients:
         info = run.population.info(client)
         about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
         rounds.join(tokens[client], about | {"key": wire.Signer().public}, 0.0)
@@ -87,6 +89,33 @@ def test_a_busy_port_leaves_the_run_as_it_was(make_run, tmp_path, options):
             rounds = kind(run, Rules(wait_for=10, **rules), 1.0)
             assert rounds.member(1).client == 1
             rounds.close(has_begun=False)
+
+
+def test_a_start_that_fails_opens_no_round(make_run, tmp_path):
+    """Enough devices are there for one; it would have the cohort of the start that failed."""
+    run = make_run(tmp_path / "run", participation=1.0)
+    folder = run.folder
+    with_devices(run, range(6))
+    with busy_port() as port:
+        assert "cannot listen" in serve(folder, "--port", port, "--cohort", "4", "--wait-for", "6")
+    with Run.open(folder) as run:
+        assert run.config.participation == 1.0
+        rounds = LiveRounds(run, Rules(wait_for=6), 1.0)
+        assert rounds.book.open_now() is None and rounds.view.kind == wire.NOTHING
+        rounds.tick(1.0)
+        assert rounds.view.kind == wire.VISIT and rounds.view.waiting == set(range(6))
+        rounds.close()
+
+
+def test_a_start_that_is_refused_leaves_alone_what_another_server_has_changed(make_run, tmp_path):
+    run = make_run(tmp_path / "run", participation=1.0)
+    path, content = run.folder / "config.json", (run.folder / "config.json").read_text()
+    with pytest.raises(RunError, match="is being created or trained"):
+        with as_it_was(run.folder):  # a second `tfpfl serve`, which began before the first one wrote --rounds 9
+            path.write_text(content.replace('"rounds": 4', '"rounds": 9'))
+            Run.open(run.folder)
+    assert '"rounds": 9' in path.read_text()
+    run.close()
 
 
 def test_a_refused_kind_of_rounds_leaves_no_trace(make_run, tmp_path):

@@ -19,6 +19,7 @@ from tfpfl.data.places import make_places
 from tfpfl.engines import Simulation, visits
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
+from tfpfl.live.secure_rounds import SecureRounds
 from tfpfl.live.watch import Watch
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.run import Run
@@ -153,6 +154,20 @@ def test_runs_that_cannot_be_on_places(places, tmp_path):
             make_places(tmp_path / "new", **how)
     with pytest.raises(FederationError, match="exists already"):
         make_places(places.path, clients=2, example_shape=(8, 8, 1), class_names=10)
+
+
+def test_secure_rounds_on_places_count_with_the_most_examples_that_a_device_may_say(places, tmp_path):
+    """Otherwise one device could say a number with which no sum fits in 32 bits, and the run could never go on."""
+    with new_run(places, tmp_path / "run") as run:
+        with pytest.raises(InvalidArgument, match="a smaller --most-examples helps"):
+            SecureRounds(run, Rules(secure=True, most_examples=2**31 // 12 + 1), 0.0)
+        rounds = SecureRounds(run, Rules(secure=True, most_examples=10**8, wait_for=3, awake=1e6), 0.0)
+        rounds.book.set_tokens({i: f"token {i}" for i in range(12)})
+        rounds.refresh()
+        for client in range(12):
+            join(rounds, client, 10**8, secure=1)
+        assert rounds.view.kind == wire.KEYS
+        rounds.close()
 
 
 def test_the_command_that_makes_places(tmp_path):

@@ -169,6 +169,7 @@ def test_the_history_is_written_after_a_kill_at_the_end_of_the_last_round(make_r
         assert run.store.round_num == 1 and not table.exists()
         rounds.close()
         again = LiveRounds(run, rounds.rules, 21.0)
+        again.tick(21.0)
         assert again.view.kind == wire.DONE
         assert [row["round"] for row in csv.DictReader(table.open())] == ["1"]
         again.close()

@@ -385,6 +385,29 @@ def test_a_round_with_fewer_than_three_clients_that_are_not_revoked_ends_without
         rounds.close()
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_plain_round_that_is_open_when_rounds_become_secure_ends_with_what_it_counted(make_run, tmp_path, closed):
+    """These clients were told that they are counted; in a closed round their updates had been lost."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=2, evaluate_every=0) as run:
+        given = gradients(run)
+        plain = LiveRounds(run, Rules(wait_for=10, deadline=10, awake=1e6), 0.0)
+        join(plain, range(10))
+        for i in (3, 5, 8):
+            examples = int(run.population.num_examples[i])
+            about = {"theta": plain.view.theta, "examples": examples, "loss": 0.5, "scores": []}
+            plain.update(i, 1, wire.pack(about, payload.encode(given[i])), 1.0)
+        if closed:  # it was killed before the round was saved
+            plain.book.close_round(1, 2.0)
+        plain.close()
+        rounds = SecureRounds(run, Rules(**RULES), 3.0)
+        rounds.tick(99.0)  # no scores come
+        check_step(run, given, (3, 5, 8))
+        (row,) = run.store.history()
+        assert (row["came"], row["loss"]) == ("3 5 8", 0.5) and rounds.state(5, 1)["state"] == "counted"
+        assert (rounds.view.kind, rounds.view.round_num) == (wire.KEYS, 2)
+        rounds.close()
+
+
 def test_with_three_of_ten_clients_the_step_is_that_of_plain_rounds(secure_run, make_run, tmp_path):
     given = gradients(secure_run, range(3))
     rounds, phones = joined(secure_run, Rules(**RULES | {"wait_for": 3}), tmp_path, given)

@@ -16,7 +16,7 @@ from tflite_export.device.live import wire
 from tfpfl.algorithms import build_algorithm
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, load_source
-from tfpfl.live.plan import Plan, plan_of
+from tfpfl.live.plan import Plan, Vectors, plan_of
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.tf_device import STATE, UPDATE, Pending, TfDevice, TfState
@@ -98,6 +98,17 @@ def away(a, b):
 @pytest.mark.parametrize("algorithm", slow_but((*METHODS, *OTHERS), ci=("fedrep", "ditto", "fedavg")))
 def test_a_live_run_with_tensorflow_is_the_simulated_one(three, tmp_path, algorithm):
     with new_run(three, tmp_path / "run", algorithm) as run:
+        check(run, tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_a_straggler_that_fedprox_drops_has_the_weight_0_on_its_device_and_in_the_server(three, tmp_path):
+    """Its key of the round says that it is one. The server had refused it, in each round again."""
+    drop = {"straggler": 0.5, "straggler_policy": "drop"}
+    with new_run(three, tmp_path / "run", "fedprox", participation=1.0, hyperparameters=WORK | drop) as run:
+        vectors = Vectors(run.algorithm, run.config.seed)
+        weights = {vectors.weight(i, t) > 0 for i in range(3) for t in (1, 2, 3)}
+        assert weights == {True, False}
         check(run, tmp_path, 3)
 
 

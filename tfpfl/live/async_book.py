@@ -105,6 +105,7 @@ class AsyncBook(Book):
             of_step = ((version - 1) * self.buffer, version * self.buffer)
             self._db.execute("UPDATE arrival SET body = NULL WHERE number > ? AND number <= ?", of_step)
             self._log(at, "stepped", version, None)
+        self._forget_deleted()
 
     def versions(self) -> list[str]:
         """sha256 of theta after 0, 1, ... steps."""

@@ -68,10 +68,8 @@ class AsyncRounds(LiveRounds):
 
     def work(self, client: int, now: float) -> dict | None:
         """What a client has to do now; None: nothing yet. It writes nothing, and so any thread may call it."""
-        view, was_seen = self.view, self.seen.get(client, -np.inf)
-        self.seen[client] = now
-        if now - was_seen > self.rules.awake:  # its gap begins when it gets a visit, whatever it is asked for before
-            self._begun.discard(client)
+        view = self.view
+        self._heard(client, now)
         if view.kind == wire.DONE:
             self.told.add(client)
             return {"kind": wire.DONE}
@@ -98,7 +96,7 @@ class AsyncRounds(LiveRounds):
                 sent (409); its theta is too old, or the run is over (410); or it cannot be used (422).
             WireError: the body cannot be read.
         """
-        self.seen[client] = now
+        self._heard(client, now)
         known = self.book.counted(number, client)
         if known is not None:
             if known != hashlib.sha256(body).hexdigest():
@@ -134,7 +132,7 @@ class AsyncRounds(LiveRounds):
             Refused: no scores of this step are wanted (410), or they are of another theta (409).
             WireError: an entry is missing or wrong.
         """
-        self.seen[client] = now
+        self._heard(client, now)
         scoring = self._scoring.get(number)
         if scoring is None:
             raise Refused(410, f"no scores of step {number} are wanted now")
@@ -148,6 +146,15 @@ class AsyncRounds(LiveRounds):
         return {"round": number}
 
     # What the server does
+
+    def _heard(self, client: int, now: float) -> None:
+        """Notes that a client is awake. If it was away, its gap begins with its next visit, whatever it sends before.
+
+        It may send the last update again first, or join.
+        """
+        if now - self.seen.get(client, -np.inf) > self.rules.awake:
+            self._begun.discard(client)
+        super()._heard(client, now)
 
     @property
     def oldest_scored(self) -> int | None:
@@ -205,7 +212,6 @@ class AsyncRounds(LiveRounds):
                 self._end_scores(number)
         if self.view.kind == wire.NOTHING and self.async_server.count:
             self._show(wire.VISIT)
-        self.tick(now)
 
     def _publish(self, theta: np.ndarray) -> str:
         """Makes a theta available by its hash, and forgets old ones that nobody scores."""
@@ -234,10 +240,14 @@ class AsyncRounds(LiveRounds):
             self.view = View(wire.NOTHING, self.saved, "", frozenset(), np.inf)
             return
         row = self._row(number, self.book.arrivals((number - 1) * self.async_server.buffer))
-        self.run.store.commit_round(number, tree.arrays(server), {}, row)
-        self.saved, self._server, self._began = number, server, time.perf_counter()
-        self._publish(theta)
-        self.book.end_step(number, self._newest, now)
+        try:
+            self.run.store.commit_round(number, tree.arrays(server), {}, row)
+            self.saved, self._server, self._began = number, server, time.perf_counter()
+            self._publish(theta)
+            self.book.end_step(number, self._newest, now)
+        except BaseException as error:  # the state in memory is ahead of the one on disk: only a new start can go on
+            self.failed, self.view = error, View(wire.NOTHING, number - 1, "", frozenset(), np.inf)
+            raise
         self._versions[self._newest] = number
         if number >= self.run.config.rounds:
             self._finish(now)

@@ -10,7 +10,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -87,6 +87,7 @@ class Book:
                 failed.enter_context(closing(self._db))
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")  # what is acknowledged is on disk
+                self._db.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten, in every build of SQLite
                 if not self._rows("SELECT 1 FROM sqlite_master WHERE name = 'about'"):
                     with self._transaction():
                         for table in filter(None, map(str.strip, _TABLES.split(";"))):
@@ -264,6 +265,12 @@ class Book:
             for table in ("opened", "invitation", "score"):
                 self._db.execute(f"DELETE FROM {table} WHERE round = ?", (number,))
             self._log(at, "ended", number, None)
+        self._forget_deleted()
+
+    def _forget_deleted(self) -> None:
+        """Empties the write-ahead log, which has what was deleted until the file is closed."""
+        with suppress(sqlite3.OperationalError):  # somebody reads the file: the next time, or when it is closed
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def events(self, last: int | None = None) -> list[tuple[int, float, str, int | None, int | None]]:
         """All that happened, or the last so many: (number, seconds since 1970, what, round, client), ascending."""

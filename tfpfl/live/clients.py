@@ -68,7 +68,7 @@ class Clients:
         self.population, self.ids = population, population.client_ids.tolist()
         self._step = server_step(self.algorithm)
         # how messages and updates are read, if devices compute with TensorFlow; None: they run the exported program
-        self.vectors = None if self._exported else Vectors(self.algorithm)
+        self.vectors = None if self._exported else Vectors(self.algorithm, self.run.config.seed)
         self.update_size = self.vectors.update_size if self.vectors else self.model.num_backbone_weights
 
     def _enrol(self, number: int) -> None:
@@ -111,8 +111,10 @@ class Clients:
         norm = float(np.sqrt(np.square(gradient, dtype=np.float64).sum()))  # no product of BLAS, which wakes threads
         if not np.isfinite(norm):
             raise Refused(422, "the gradient holds NaN or infinity")
-        if self.vectors and (found := wire.entry(about, "weight", float)) != (weight := self.vectors.weight(client)):
-            raise Refused(422, f"client {client} has the weight {weight:g} in this run, and its update {found:g}")
+        if self.vectors:
+            weight, found = self.vectors.weight(client, view.round_num), wire.entry(about, "weight", float)
+            if found != weight:
+                raise Refused(422, f"client {client} has the weight {weight:g} in this run, and its update {found:g}")
         if self.rules.max_norm is not None and norm > self.rules.max_norm:
             raise Refused(422, f"the gradient's norm is {norm:.3g}, and at most {self.rules.max_norm:g} is taken")
 

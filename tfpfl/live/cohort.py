@@ -18,6 +18,7 @@ from tfpfl.live.serve import BUNDLES
 from tfpfl.runs.config import RunConfig, entries, read_config
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import LIVE, STATE, locked_folder
+from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.run import Run
 
 
@@ -93,21 +94,37 @@ def as_it_was(folder: Path) -> Iterator[Callable[[], None]]:
         yield lambda: stays.append(True)
     finally:
         if not stays and path.read_text(encoding="utf-8") != content:
-            if read_config(folder).run_id != before.run_id:  # another cohort
-                _become(folder, before.run_id, content)
-            else:  # another number of rounds
-                write_whole(path, content)
+            _put_back(folder, before.run_id, content)
 
 
 def _become(folder: Path, run_id: str, content: str) -> None:
     """Makes a folder, whose run has no rounds, that of the run with this config.json. Its devices stay."""
     with locked_folder(folder) as lock:
-        for name in (STATE, f"{STATE}-wal", f"{STATE}-shm"):  # it has no rounds, and the id of the other run
-            (folder / name).unlink(missing_ok=True)
-        shutil.rmtree(folder / BUNDLES, ignore_errors=True)  # their manifests tell the rate of the other cohort
-        with _book_of(folder, run_id):  # both, or nothing
-            write_whole(folder / "config.json", content)
+        _write(folder, run_id, content)
     lock.release()
+
+
+def _put_back(folder: Path, run_id: str, content: str) -> None:
+    """Gives a folder its old config.json, unless another server has the folder: then it has changed the file."""
+    try:
+        lock = Lock(folder / STATE)
+    except InUse:
+        return
+    try:
+        if read_config(folder).run_id != run_id:  # another cohort
+            _write(folder, run_id, content)
+        else:  # another number of rounds
+            write_whole(folder / "config.json", content)
+    finally:
+        lock.release()
+
+
+def _write(folder: Path, run_id: str, content: str) -> None:
+    for name in (STATE, f"{STATE}-wal", f"{STATE}-shm"):  # it has no rounds, and the id of the other run
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / BUNDLES, ignore_errors=True)  # their manifests tell the rate of the other cohort
+    with _book_of(folder, run_id):  # both, or nothing
+        write_whole(folder / "config.json", content)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from tfpfl.data.kinds import CLASSIFICATION
 from tfpfl.data.layout import is_several
 from tfpfl.data.places import is_places
 from tfpfl.data.population import ClientInfo, Population
+from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import relaxed
 from tfpfl.engines.rounds import Sum
@@ -77,13 +78,14 @@ class Vectors:
 
     Args:
         algorithm: the method.
+        seed: the run's.
 
     Raises:
         InvalidArgument: its messages or updates are no vectors of float32.
     """
 
-    def __init__(self, algorithm: Algorithm):
-        self._algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, seed: int):
+        self._algorithm, self._seed = algorithm, seed
 
         def of_message():
             return algorithm.message(algorithm.init_server())
@@ -91,7 +93,7 @@ class Vectors:
         spec = structure_of(of_message)
         self._scheduled = isinstance(spec, Scheduled)
         self._message = Flat(counted_part(spec), "what the server sends")
-        self._weight = relaxed(lambda info, value: self._trial(info, value).weight)
+        self._weight = relaxed(lambda info, value, key: self._trial(info, value, key).weight)
         self.message_size = self._message.size
 
     @cached_property
@@ -104,13 +106,13 @@ class Vectors:
         """How many numbers an update has. It is found by tracing a visit, which takes a second."""
         return self._update.size
 
-    def _trial(self, info: ClientInfo, value: Any = 0) -> ClientOutput:
+    def _trial(self, info: ClientInfo, value: Any = 0, key: Any = (0, 0)) -> ClientOutput:
         """A visit on one example that is this value throughout; nobody computes more of it than shapes and weight."""
         algorithm = self._algorithm
         x = tf.nest.map_structure(lambda s: tf.fill(s.shape, tf.cast(value, s.dtype)), algorithm.model.example_spec(1))
         classes = algorithm.model.kind.label.is_classes
         y = tf.zeros([1], tf.int32) if classes else tf.zeros([1, info.num_classes], algorithm.model.dtype)
-        key = tf.zeros([2], tf.int32)
+        key = tf.convert_to_tensor(key, tf.int32)
         message, state = algorithm.message(algorithm.init_server()), algorithm.init_client(info)
         with passes.drawing(key):
             return algorithm.client_update(message, state, ClientData(x, y, info, key))
@@ -124,9 +126,13 @@ class Vectors:
         found = self._message.structure(vector)
         return Scheduled(found, tf.constant(round_num)) if self._scheduled else found
 
-    def weight(self, client: int) -> float:
-        """The weight of a client in the aggregate. It follows from the client's sizes, not from what it computed."""
-        return self._weight_on(client, 0)
+    def weight(self, client: int, round_num: int) -> float:
+        """The weight of a client in the aggregate of a round.
+
+        It follows from the client's sizes and the round's random numbers (a straggler of FedProx may have 0), and not
+        from what the client computed.
+        """
+        return self._weight_on(client, round_num, 0)
 
     def check_weight(self) -> None:
         """Checks that a weight follows from the client's sizes, by visits on two different examples.
@@ -135,16 +141,19 @@ class Vectors:
             InvalidArgument: it does not, as that of FedAS, a trace of Fisher's information.
         """
         client = int(self._algorithm.population.client_ids[0])
-        if self._weight_on(client, 0) != self._weight_on(client, 1):
+        if self._weight_on(client, 1, 0) != self._weight_on(client, 1, 1):
             raise InvalidArgument(
                 "a client's weight in the sum depends on its examples, and a server that devices join computes the "
                 "weights itself, so that no device can give itself a large one. Take weighting='examples', if the "
                 "method has it"
             )
 
-    def _weight_on(self, client: int, value: int) -> float:
+    def _weight_on(self, client: int, round_num: int, value: int) -> float:
+        (key,) = client_key(self._seed, round_num, [client])
         info = self._algorithm.population.info(client, self._algorithm.model.dtype)
-        return float(self._weight(tf.nest.map_structure(tf.convert_to_tensor, info), tf.constant(value)))
+        return float(
+            self._weight(tf.nest.map_structure(tf.convert_to_tensor, info), tf.constant(value), tf.constant(key))
+        )
 
     def step(self, server_step: Any, server: Any, updates: dict[int, np.ndarray], round_num: int) -> Any:
         """The server's state after a step with these updates, which are added as the engines add them.
@@ -160,7 +169,7 @@ class Vectors:
             return server
         added = Sum()
         for client, vector in updates.items():
-            weight = tf.constant(self.weight(client), self._algorithm.model.dtype)
+            weight = tf.constant(self.weight(client, round_num), self._algorithm.model.dtype)
             output = ClientOutput(self._update.structure(vector), weight, (), {})
             added.add(aggregation.contribution(self._algorithm, output))
         found = added.total()
@@ -197,7 +206,7 @@ def refusal(run) -> str | None:
         if (found := getattr(config, name)) != usual:
             return f"its {name} is {found!r}, which only a simulation has (here it must be {usual!r})"
     try:
-        sizes = Vectors(algorithm)
+        sizes = Vectors(algorithm, config.seed)
         if not (sizes.message_size and sizes.update_size):
             return "nothing is sent"
         sizes.check_weight()

@@ -11,7 +11,7 @@ store, as in a simulation.
 
 import hashlib
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -27,22 +27,12 @@ from tfpfl.engines import aggregation
 from tfpfl.engines.visit import GLOBAL
 from tfpfl.live.book import Book, Member, OpenRound
 from tfpfl.live.clients import Clients, score_rows
-from tfpfl.live.rules import Refused, Rules, View
+from tfpfl.live.rules import Refused, Rules, Stepped, View
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.folders import LIVE
 from tfpfl.runs.results import write_history
 from tfpfl.runs.training import DivergedError
-
-
-class Stepped(NamedTuple):
-    """A round after the server's step, before it is committed."""
-
-    number: int
-    server: Any  # the server's state after it
-    told: dict[int, dict]  # {client: what it said}, of those who are counted
-    loss: float | None  # the mean over their examples
-    received: int  # bytes
 
 
 class LiveRounds(Clients):
@@ -71,10 +61,11 @@ class LiveRounds(Clients):
         self._server = self._training.server_state()
         self.book: Any = self._open_book(run.folder / LIVE)
         self.saved = run.store.round_num  # the last round that is saved; any thread may read it
-        self.failed: DivergedError | None = None
+        self.failed: BaseException | None = None
         self.told: set[int] = set()  # the clients that know that the run is over
         self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
         self._stepped: Stepped | None = None
+        self._ticks = False  # no round opens before the first `tick`: a server that never listened has none
         self.thetas: dict[str, bytes] = {}
         self._members = self.book.members()
         # {client: when it was last heard of}; a new start of the server is not the devices' fault
@@ -164,7 +155,7 @@ class LiveRounds(Clients):
             self.enrolled.add(member.client, **told)
         self.book.join(member.client, wire.to_text(key.bytes), now)
         self._members = self.book.members()
-        self.seen[member.client] = now
+        self._heard(member.client, now)
         self.tick(now)
         about = {"client": member.client, "classes": told["classes"], "rounds": self.run.config.rounds}
         return about | {"run": self.book.live_id}
@@ -172,7 +163,7 @@ class LiveRounds(Clients):
     def work(self, client: int, now: float) -> dict | None:
         """What a client has to do now; None: nothing yet. It only reads, and so any thread may call it."""
         view = self.view
-        self.seen[client] = now
+        self._heard(client, now)
         if view.kind == wire.DONE:
             self.told.add(client)
             return {"kind": wire.DONE}
@@ -196,7 +187,7 @@ class LiveRounds(Clients):
                 is over without it (410), or the update cannot be used (422).
             WireError: the body cannot be read.
         """
-        self.seen[client] = now
+        self._heard(client, now)
         known = self.book.counted(number, client)
         if known is not None:
             if known != hashlib.sha256(body).hexdigest():
@@ -227,7 +218,7 @@ class LiveRounds(Clients):
             WireError: an entry is missing or wrong.
         """
         view = self.view
-        self.seen[client] = now
+        self._heard(client, now)
         if view.kind != wire.SCORE or number != view.round_num:
             raise Refused(410, f"no scores of round {number} are wanted now")
         if wire.entry(about, "theta", str) != view.theta:
@@ -241,6 +232,10 @@ class LiveRounds(Clients):
 
     # What the server does
 
+    def _heard(self, client: int, now: float) -> None:
+        """Notes that a client is awake."""
+        self.seen[client] = now
+
     def refresh(self) -> None:
         """Reads the members again, after tokens were made or revoked; the open round does not wait for revoked ones."""
         self._members = self.book.members()
@@ -253,6 +248,7 @@ class LiveRounds(Clients):
         Raises:
             DivergedError: theta is not finite after the round. All earlier rounds are saved.
         """
+        self._ticks = True
         if self.failed is not None:
             raise self.failed
         if self.view.kind == wire.NOTHING:
@@ -298,7 +294,6 @@ class LiveRounds(Clients):
                 raise InvalidArgument(f"round {opened.number} is open: give --rounds {opened.number} or more")
             self._go_on(opened, now)
         self.refresh()
-        self.tick(now)
 
     def _go_on(self, opened: OpenRound, now: float) -> None:
         """Goes on with a round that an earlier server has opened."""
@@ -446,7 +441,7 @@ class LiveRounds(Clients):
         self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
         if rows:
             self._write_history()
-        if told or number == self.run.config.rounds:
+        if self._ticks and (told or number == self.run.config.rounds):
             self._open(now)  # after a round without clients, the next tick does
 
     def _write_history(self) -> None:

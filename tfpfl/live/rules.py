@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tflite_export.device import payload as payloads
 from tfpfl.checks import InvalidArgument, TfpflError, warn_user
@@ -29,6 +29,16 @@ class View(NamedTuple):
     deadline: float
     settings: dict = {}  # {client: tau and the rates of its visit}
     splits: tuple = ()  # what a visit scores as well
+
+
+class Stepped(NamedTuple):
+    """A round after the server's step, before it is committed."""
+
+    number: int
+    server: Any  # the server's state after it
+    told: dict[int, dict]  # {client: what it said}, of those who are counted
+    loss: float | None  # the mean over their examples
+    received: int  # bytes
 
 
 @dataclass

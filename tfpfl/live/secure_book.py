@@ -96,6 +96,7 @@ class SecureBook(Book):
             self._db.execute("DELETE FROM message WHERE round = ?", (number,))
             self._db.execute("UPDATE attempt SET phase = ? WHERE round = ?", (FAILED, number))
             self._log(at, f"failed: {why}", number, None)
+        self._forget_deleted()
 
     def put_sum(self, number: int, total: np.ndarray, sent: Mapping[int, bytes], clipped: int, at: float) -> None:
         """Keeps the sum and who is in it, and deletes masked words and shares, in one step. The round is then closed.
@@ -121,6 +122,7 @@ class SecureBook(Book):
             if clipped:
                 self._log(at, f"had {clipped} of {len(sent)} gradients clipped", number, None)
             self._log(at, "closed", number, None)
+        self._forget_deleted()
 
     def opened_sum(self, number: int) -> tuple[np.ndarray, list[int], int] | None:
         """(the sum, uint32 [size]; who is in it; bytes of the attempt's messages) of a round; None: not open yet."""

@@ -25,8 +25,8 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data.places import is_places
 from tfpfl.live import secure_graph as graph
 from tfpfl.live.book import Book, OpenRound
-from tfpfl.live.rounds import LiveRounds, Stepped
-from tfpfl.live.rules import Refused, Rules, View
+from tfpfl.live.rounds import LiveRounds
+from tfpfl.live.rules import Refused, Rules, Stepped, View
 from tfpfl.live.secure_book import FAILED, SecureBook
 from tfpfl.live.secure_sum import Circle, Shares, open_sum, without_few
 
@@ -58,14 +58,14 @@ def check_secure(run, rules: Rules) -> None:
             "sent. Give --cohort with more, but none by chance (sampling 'binomial')"
         )
     most = plan.high if plan.kind == "range" else int(plan.expected(people))
-    # of places, N_i are told later; the weights make no codec impossible
-    examples = 1 if is_places(run.federation) else int(run.population.num_examples.max())
+    places = is_places(run.federation)  # their N_i are told later; the weights make no codec impossible
+    examples = rules.most_examples if places else int(run.population.num_examples.max())
     try:
         Codec(run.model.num_backbone_weights, most, rules.clip, 1.0, examples)
     except CodecError as error:
         raise InvalidArgument(
             f"{run.folder}: {error}. A gradient has at most {LARGEST} numbers, and N_i times the clients of a cohort "
-            "is below 2^31"
+            f"is below 2^31{', so that a smaller --most-examples helps' if places else ''}"
         ) from error
 
 
@@ -142,7 +142,7 @@ class SecureRounds(LiveRounds):
         view = self.view
         if view.kind not in PHASES:
             return super().work(client, now)
-        self.seen[client] = now
+        self._heard(client, now)
         if client not in view.waiting:
             return None
         about = {"kind": view.kind, "round": view.round_num, "seconds": round(max(view.deadline - now, 0.0), 3)}
@@ -170,7 +170,7 @@ class SecureRounds(LiveRounds):
                 over (410); or it cannot be used (422).
             WireError: it cannot be read.
         """
-        self.seen[client] = now
+        self._heard(client, now)
         view, known = self.view, self._phase
         about, words = wire.unpack(body) if phase == MASKED else (wire.read_json(body), b"")
         attempt = wire.entry(about, "attempt", int, 1)
@@ -250,6 +250,8 @@ class SecureRounds(LiveRounds):
         attempt = self.book.attempt(opened.number)
         if opened.closed:
             self.view = View(wire.NOTHING, opened.number, opened.theta, frozenset(), np.inf)
+            self._close(now)
+        elif attempt is None and self.book.bodies(opened.number):  # sent before rounds were secure, and told to count
             self._close(now)
         elif attempt is None or attempt.phase == FAILED:
             self._begin(opened, now + self.rules.deadline)
@@ -417,8 +419,8 @@ class SecureRounds(LiveRounds):
     def _step_of(self, number: int) -> Stepped:
         """The server's step with the sum."""
         found = self.book.opened_sum(number)
-        if found is None:  # see `_give_up`
-            return Stepped(number, self._server, {}, None, 0)
+        if found is None:  # see `_go_on` and `_give_up`, where nothing came
+            return super()._step_of(number)
         total, clients, size = found
         kept = self.book.attempt(number)
         assert kept is not None

@@ -397,6 +397,7 @@ class LiveServer:
             if on_start is not None:
                 name = f"[{host}]" if ":" in host else host
                 on_start(f"http{'s' if context else ''}://{name}:{found[1]}")
+            await self._written(self.rounds.tick, self._now())
             while not self.done.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self.done.wait(), 1.0)

@@ -109,7 +109,7 @@ class TfDevice(LiveDevice):
         plan = Plan((self.state.bundle / PLAN).read_bytes(), self.client_id, *sizes)
         self.info, self._seed = plan.info, plan.config.seed
         self.algorithm = algorithm = plan.algorithm
-        self._vectors = Vectors(algorithm)
+        self._vectors = Vectors(algorithm, self._seed)
         self.examples = {s: self._data(*examples[s]) for s in wire.SPLITS if s in examples and len(examples[s][1])}
         first = tree.arrays(algorithm.init_client(tf.nest.map_structure(tf.convert_to_tensor, self.info)))
         self.current = self.state.current(first)
