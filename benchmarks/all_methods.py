@@ -21,6 +21,7 @@ import csv
 
 import click
 import numpy as np
+from listed import Listed
 
 from tfpfl import Federation, Run
 from tfpfl.checks import InvalidArgument
@@ -176,13 +177,13 @@ def table(results, added: dict) -> str:
 @click.command(help=__doc__)
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--processes", default=2, show_default=True)
-@click.option("--methods", default=",".join(METHODS), show_default="all")
-@click.option("--data", default="fashion,cifar", show_default=True)
+@click.option("--methods", type=Listed("method", METHODS), default=",".join(METHODS), show_default="all")
+@click.option("--data", type=Listed("data set", NEW), default="fashion,cifar", show_default=True)
 def main(out, processes, methods, data):
     """Runs what is missing, prints the table."""
     out.mkdir(parents=True, exist_ok=True)
-    places = {name: place for name, place in federations(out).items() if name in data.split(",")}
-    results = run_study(study(places, methods.split(",")), out / "study", processes=processes)
+    places = {name: place for name, place in federations(out).items() if name in data}
+    results = run_study(study(places, methods), out / "study", processes=processes)
     folders = [folder for cell in results.cells for folder in cell.folders.values()]
     text = table(results, newcomers(folders, out))
     (out / "table.md").write_text(text + "\n")

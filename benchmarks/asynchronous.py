@@ -1,14 +1,16 @@
 """Asynchronous rounds: the bias of the step, the time to a target against deadlines, and kills.
 
     python benchmarks/asynchronous.py bias [--arrivals 400000] [--seeds 3]
-    python benchmarks/asynchronous.py speed [--seeds 3] [--clients 20] [--buffer 5]
+    python benchmarks/asynchronous.py speed [--seeds 5] [--clients 20] [--buffer 5]
+    python benchmarks/asynchronous.py digits [--seeds 3] [--clients 20] [--buffer 5]
     python benchmarks/asynchronous.py kills [--clients 8] [--rounds 120] [--buffer 4] [--server-kills 5] [--seed 0]
 
 `bias`: quadratic clients whose rates differ 100 times, at a fixed theta: the mean step against the full gradient, and
-where theta ends; with the weights of this server, and with equal ones. `speed`: PFLEGO on digits with clients whose
-speeds, and the speed of one client from visit to visit, are heavy-tailed: the virtual time until the objective reaches
-a target, with every deadline and learning rate of a grid in rounds, and every learning rate of the same grid in
-asynchronous rounds. `kills`: a server and devices as processes, which are ended by SIGKILL; then the log is computed
+where theta ends; with the weights of this server, and with equal ones. `speed`: quadratic clients, without heads, whose
+speeds, and the speed of one client from visit to visit, are heavy-tailed: the virtual time until the gap of the
+objective is a part of the first one, with every deadline and learning rate of a grid in rounds, and every learning rate
+of the same grid in asynchronous rounds. `digits`: the same with PFLEGO on digits, until the objective reaches a target.
+`kills`: a server and devices as processes, which are ended by SIGKILL; then the log is computed
 again and compared.
 """
 

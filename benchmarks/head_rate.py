@@ -16,6 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import click
 import numpy as np
+from listed import Listed
 from rich.console import Console
 
 from tfpfl import Run, RunConfig
@@ -45,7 +46,7 @@ def shown(rows: list[dict], round_num: int) -> tuple[float, float, float]:
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--setting", type=click.Choice(list(SETTINGS)), multiple=True, default=list(SETTINGS))
-@click.option("--head-rates", default="rho,beta,safe")
+@click.option("--head-rates", type=Listed("head rate", ("rho", "beta", "safe")), default="rho,beta,safe")
 @click.option("--seeds", default="0,1,2")
 def main(out, setting, head_rates, seeds):
     """Trains what is missing and prints the table."""
@@ -54,7 +55,7 @@ def main(out, setting, head_rates, seeds):
     print("|---|---|---|---|---|---|")
     for name in setting:
         config, hyper, rounds = SETTINGS[name]
-        for rate in head_rates.split(","):
+        for rate in head_rates:
             histories = []
             for seed in map(int, seeds.split(",")):
                 asked = RunConfig(

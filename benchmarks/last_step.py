@@ -4,10 +4,10 @@
 
 RUN is the folder of a run of PFLEGO with plain gradient steps on softmax heads. From its last theta and the heads that
 clients keep, each client that has a head fits it in four ways, and the models are scored on its test examples. Prints
-the accuracy in % and the loss, pooled over the examples of all clients, for: the head that is kept; tau steps at beta,
-as in FedRecon; tau - 1 at beta and one at rho I / r, as in PFLEGO with `rule=eq3`; tau - 1 at beta and that one at no
-more than 1 / L; 1,000 steps at 1 / L. Then the part of the training examples whose client's loss PFLEGO's last step
-raised.
+the accuracy in %, and the loss on training examples, both pooled over the examples of all clients, for: the head that
+is kept; tau steps at beta, as in FedRecon; tau - 1 at beta and one at rho I / r, as in PFLEGO with `rule=eq3`; tau - 1
+at beta and that one at no more than 1 / L; 1,000 steps at 1 / L. Then the part of the training examples whose client's
+loss PFLEGO's last step raised.
 """
 
 import os

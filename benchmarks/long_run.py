@@ -6,7 +6,8 @@ Trains on digits: 20 clients of 2 classes, 5 of them in a round, evaluated every
 prints the resident memory of this process and of the processes that it started, the median seconds of a round (from
 one commit to the next, without the rounds that are evaluated), and the sizes of the store and of the whole folder.
 Then a copy of the folder is resumed in a new process for some more rounds, the original continues here, and both are
-compared bit for bit. Called again with the same FOLDER, it continues the run. Exits with 1 where the two differ.
+compared bit for bit. Called again with the same FOLDER, it continues the run, by at least as many rounds as are
+resumed. Exits with 1 where the two differ.
 """
 
 import json
@@ -78,7 +79,7 @@ def saved(folder: Path) -> dict:
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--rounds", default=3000, show_default=True)
+@click.option("--rounds", type=click.IntRange(STEP), default=3000, show_default=True)
 @click.option("--engine", type=click.Choice(["local", "tff"]), default="local", show_default=True)
 @click.option("--algorithm", default="pflego", show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path))
@@ -91,6 +92,7 @@ def main(folder, rounds, engine, algorithm, json_path):
     print("round   ms/round   MB: memory    children      store     folder")
     with Run.create_or_resume(config, folder) as run:
         run.train([Growth(run, log)])
+        rounds = run.store.round_num  # more than were asked for, if an earlier call has resumed the run
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(folder, copy)
         run.config.rounds = rounds + MORE

@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from tfpfl import PROTOCOLS, Run, RunConfig
-from tfpfl.algorithms import get_method
+from tfpfl.algorithms import ALGORITHMS, get_method
 from tfpfl.runs.callbacks import Progress
 from tfpfl.runs.protocols import find
 
@@ -44,7 +44,7 @@ PARTICIPATION = {"fedavg": 1.0}  # else 0.2
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--rounds", default=300)
-@click.option("--algorithm", default="fedavg")
+@click.option("--algorithm", type=click.Choice(list(ALGORITHMS)), default="fedavg")
 @click.option("--objectives", default="mean,fair:1,fair:2,cvar:0.5")
 @click.option("--seeds", default="0")
 def main(out, rounds, algorithm, objectives, seeds):

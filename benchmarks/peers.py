@@ -13,6 +13,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import click
+from listed import Listed
 from rich.console import Console
 
 from tfpfl import Run, RunConfig
@@ -33,12 +34,12 @@ from tfpfl.studies.tables import comparison
 @click.option("--seed", default=0, show_default=True)
 @click.option("--engine", type=click.Choice(["local", "tff"]), default="local", show_default=True)
 @click.option("--evaluate-every", default=10, show_default=True)
-@click.option("--algorithms", default=",".join(ALGORITHMS), show_default=True)
+@click.option("--algorithms", type=Listed("method", ALGORITHMS), default=",".join(ALGORITHMS), show_default=True)
 def main(out, algorithms, clients, **settings):
     """Runs what is missing, prints the table."""
     console = Console(width=110)
     settings["clients"] = None if settings["partition"] == "natural" else clients
-    configs = [RunConfig(algorithm=name, **settings) for name in algorithms.split(",")]
+    configs = [RunConfig(algorithm=name, **settings) for name in algorithms]
     done = []
     for folder in compare_runs(configs, out, callbacks=lambda label: [Progress(label.ljust(26), console)]):
         with Run.open(folder) as run:

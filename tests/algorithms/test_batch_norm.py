@@ -24,6 +24,7 @@ from helpers.toys import (
 )
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedper
 from tfpfl.algorithms.transforms import median, normalized, own_part, screened
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
@@ -139,6 +140,12 @@ def test_shared_statistics_never_pass_through_the_servers_optimizer():
     singles = [run(plain, toy, cohort=[i])[0].statistics for i in toy.ids]
     mean = [sum(n * s for n, s in zip(EXAMPLES, of, strict=True)) / sum(EXAMPLES) for of in zip(*singles, strict=True)]
     np.testing.assert_allclose(np.stack(first.statistics), np.stack(mean), atol=1e-12)
+
+
+def test_what_build_algorithm_has_done_is_refused():
+    toy = normed("shared")
+    with pytest.raises(InvalidArgument, match="'statistics' beside them already.*build_algorithm applies"):
+        normalized(build_algorithm("fedavg", toy.model, toy.population, **ONE_STEP))
 
 
 @pytest.mark.slow

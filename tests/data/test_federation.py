@@ -193,6 +193,14 @@ def test_validation_is_cut_from_train_by_client_and_spread_over_classes(tmp_path
             assert abs(np.sum(np.array(cut) % 5 == c) - n / 5) <= 1
 
 
+def test_a_partitioner_of_the_user_makes_as_many_clients_as_are_asked_for(tmp_path):
+    two = lambda labels, n, seed: Partition([np.arange(60), np.arange(60, 300)], [np.arange(50), np.arange(50, 100)])  # noqa: E731
+    with pytest.raises(InvalidArgument, match="makes 2 clients, and 3 were asked for.*leave clients out"):
+        Federation.build(numbered(), two, clients=3, out=tmp_path / "f")
+    for clients in (None, 2):
+        assert Federation.build(numbered(), two, clients=clients, out=tmp_path / f"f{clients}").num_clients == 2
+
+
 def test_validation_keeps_groups_together(tmp_path):
     source = numbered()
     source = source._replace(group_train=np.arange(len(source.y_train)) // 4, y_train=np.arange(300) // 60)
@@ -206,9 +214,20 @@ def test_validation_keeps_groups_together(tmp_path):
 def test_population_for_both_label_spaces(federation):
     local = federation.population(Sampling(rate=0.5))
     np.testing.assert_array_equal(local.num_examples, federation.num_examples("train"))
-    assert local.num_classes.tolist() == [2] * 8 and local.shared_labels() == 2 and local.clients_per_round == 4
+    assert local.num_classes.tolist() == [2] * 8 and local.clients_per_round == 4
     shared = federation.population(labels="global")
     assert shared.num_classes.tolist() == [5] * 8 and shared.num_labels == 5
+
+
+def test_one_head_for_clients_with_other_classes_is_asked_for_on_purpose(federation):
+    """All have two classes, and label 0 is another one for each: a shared head would learn from mixed labels."""
+    with pytest.raises(InvalidArgument, match=r"clients have different classes.*labels='global'.*shared_slots=True"):
+        federation.population().shared_labels()
+    assert federation.population(shared_slots=True).shared_labels() == 2
+    assert federation.population(labels="global").shared_labels() == 5
+    classes = [set(federation.raw(i, labels="global")[1]) for i in range(8)]
+    alike = [i for i in range(8) if classes[i] == classes[0]]
+    assert 1 < len(alike) < 8 and federation.population(client_ids=alike).shared_labels() == 2
 
 
 def test_from_clients_keeps_parts_and_cuts_the_missing(tmp_path):
@@ -282,8 +301,8 @@ def leaking(labels, num_clients, seed):
         ({"validation": 1.0}, "validation must lie in"),
         ({"partitioner": "dirichlet", "pooled": False, "test_fraction": 0.9}, "test_fraction of .* is for pooled=True"),
         ({"partitioner": "natural", "test_fraction": 0.5}, "test_fraction of partitioner natural is for pooled=True"),
-        ({"partitioner": overlapping}, "example 5 out for training 2 times"),
-        ({"partitioner": leaking}, "example 0 out for training and for test"),
+        ({"partitioner": overlapping, "clients": 2}, "example 5 out for training 2 times"),
+        ({"partitioner": leaking, "clients": 2}, "example 0 out for training and for test"),
     ],
 )
 def test_bad_requests_leave_nothing(tmp_path, args, message):
@@ -577,6 +596,8 @@ def test_large_examples_are_said_as_large_columns_of_a_table_are(tmp_path):
     """Pixels from 0 to 255 as floats, as Keras reads pictures, are not scaled. Tokens, and what is meant, are fine."""
     rng, y = np.random.default_rng(0), np.arange(20) % 2
     pixels = rng.integers(0, 256, (20, 4, 4))
+    with pytest.warns(TfpflWarning, match="are divided by 255; but none is above 1.*give scale=1"):
+        Federation.from_clients([((pixels > 99).astype(np.uint8), y)], out=tmp_path / "mask")
     for place, x in enumerate([pixels.astype(np.float32), pixels, 1e3 + rng.normal(size=(20, 3))]):
         with pytest.warns(TfpflWarning, match="examples are large numbers, .* 0 to 255 as uint8, .* scale=1"):
             Federation.from_clients([(x, y)], out=tmp_path / f"f{place}")
@@ -586,3 +607,4 @@ def test_large_examples_are_said_as_large_columns_of_a_table_are(tmp_path):
         for place, x in enumerate([pixels.astype(np.uint8), pixels / 255, tokens, {"tokens": tokens}]):
             Federation.from_clients([(x, y)], out=tmp_path / f"g{place}")
         Federation.from_clients([(pixels, y)], scale=1, out=tmp_path / "meant")
+        Federation.from_clients([((pixels > 99).astype(np.uint8), y)], scale=1, out=tmp_path / "meant mask")

@@ -325,6 +325,13 @@ def test_the_numbers_of_the_rows_are_no_feature_unless_it_is_said(tmp_path, name
     assert made.manifest["source"]["options"]["features"] == [name, "age"]
 
 
+def test_separators_at_the_ends_of_lines_are_told(tmp_path):
+    lines = [",".join(line) + "," for line in csv.reader(write(tmp_path / "t.csv", rows()).open())]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(InvalidArgument, match="column '' has no values: remove it, such as the separators"):
+        Federation.from_table(tmp_path / "t.csv", **WHO, out=tmp_path / "f")
+
+
 def test_row_numbers_after_reset_index_are_no_feature_unless_it_is_said(tmp_path):
     """Also with gaps and out of order. Another column may have this name: one with a number twice, or with a point."""
     numbers = {"all": range(24), "some": range(0, 72, 3), "mixed": np.random.default_rng(0).permutation(24)}

@@ -11,6 +11,8 @@ import math
 import os
 import re
 import runpy
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -120,6 +122,19 @@ def in_a_kernel(folder, *cells) -> list:
     notebook = nbformat.v4.new_notebook(cells=[hidden, *map(new, cells)])
     nbclient.NotebookClient(notebook, timeout=60, allow_errors=True).execute(cwd=str(folder))
     return json.loads(json.dumps(notebook.cells[1:]))
+
+
+def test_a_folder_called_tfpfl_is_no_installed_package(tmp_path):
+    """As `git clone` makes one: Python takes it for a package without files."""
+    (tmp_path / "tfpfl").mkdir()
+    first = source(code_cells(json.loads(NOTEBOOKS[0].read_text()))[0]).partition("with open(os.devnull")[0]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TFPFL_SOURCE")}
+    for install, said in (({}, "is not in a checkout of it"), ({"TFPFL_SOURCE": "nowhere"}, "tfpfl from nowhere")):
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", first.replace('"pip", "install"', '"no_pip"')],
+            cwd=tmp_path, env=environment | install, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 1 and said in done.stderr.splitlines()[-1], done.stderr
 
 
 @pytest.mark.slow

@@ -243,7 +243,29 @@ def test_integers_of_an_update_are_weighed_like_other_numbers(start_engine, kind
     assert abs(float(output.server.average["y"]) - (wanted if kind == "sum" else wanted / 0.75)) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda good: tuple(good), r"what client_update returns must be a tfpfl.ClientOutput.*found tuple"),
+        (lambda good: None, "what client_update returns must be a tfpfl.ClientOutput.*found None"),
+        (lambda good: good._replace(weight=tf.ones([3])), r"its weight one number; found float32 \(3,\)"),
+        (lambda good: good._replace(weight=None), "its weight one number; found None"),
+        (lambda good: good._replace(metrics={"norms": tf.ones([2])}), r"its metric 'norms' one number; found .*\(2,\)"),
+        (lambda good: good._replace(metrics={"name": "a"}), "its metric 'name' one number; found string"),
+        (lambda good: good._replace(metrics=[1.0]), "the metrics of client_update must be a dict.*found list"),
+    ],
+)
+def test_what_client_update_returns_is_checked(start_engine, wrong, said):
+    algorithm = toy_amp()
+    own = algorithm._replace(client_update=lambda *given: wrong(algorithm.client_update(*given)))
+    with pytest.raises(InvalidArgument, match=said):
+        engine = start_engine(own)
+        engine.next(engine.initialize(), [tf.constant(0)], [visit(own, 1, 0.5, 4)])
+
+
 def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():
+    with pytest.raises(ValueError, match="shares is 'model', 'backbone', 'head' or None; found 'whole'"):
+        kinds(toy_amp(shares="whole"))
     with pytest.raises(ValueError, match="unknown aggregate 'median': one of mean, sum, rows"):
         kinds(toy_amp(aggregate="median"))
     with pytest.raises(ValueError, match="unknown aggregate 'median'"):

@@ -48,6 +48,17 @@ def files(folder):
     return {p.name for p in folder.iterdir()} if folder.exists() else set()
 
 
+def test_a_run_that_nobody_closed_gives_its_folder_back_when_nothing_refers_to_it(six_clients, tmp_path):
+    """In a notebook, a cell that runs again makes the same run anew, and nobody has the old one to close it."""
+    folder = tmp_path / "run"
+    run = Run.create(runs.config(rounds=1), folder, six_clients)
+    with pytest.raises(RunError, match="by this process .*: close it: run.close()"):
+        Run.open(folder)
+    del run
+    with Run.open(folder) as run:
+        assert not run.is_complete
+
+
 @pytest.mark.slow
 def test_of_two_creations_at_the_same_moment_one_is_told(six_clients, tmp_path, monkeypatch):
     """The second begins while the first writes config.json: then both have seen an empty folder."""

@@ -10,6 +10,7 @@ import pytest
 
 from helpers import small_runs as runs
 from helpers.made_records import made
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError
@@ -84,6 +85,13 @@ def test_one_seed_has_the_interval_over_clients_and_any_protocol_can_be_asked_fo
 
 
 @pytest.mark.slow
+def test_a_protocol_may_be_given_by_its_name_and_a_run_once(records):
+    assert comparison.rows(records, "EV-local") == comparison.rows(records, EV_LOCAL) != comparison.rows(records)
+    assert records[0].result("EV-local") == records[0].result(EV_LOCAL)
+    with pytest.raises(InvalidArgument, match="are the same run"):
+        comparison.rows([*records, records[0]])
+
+
 def test_tables_in_every_format(records):
     table = comparison.rows(records)
     parsed = list(csv.DictReader(io.StringIO(comparison.text(table, "csv"))))

@@ -210,13 +210,15 @@ def _num_required(function: Callable) -> int:
 
 
 KINDS = ("mean", "sum", "rows")
+SHARED = ("model", "backbone", "head", None)
 
 
 def kinds(algorithm: Algorithm) -> list:
     """The kinds of aggregate in `algorithm.aggregate`: a list of one, or of one for each top-level field of the update.
 
     Raises:
-        InvalidArgument: a kind is not 'mean', 'sum' or 'rows', or several are not in a NamedTuple.
+        InvalidArgument: a kind is not 'mean', 'sum' or 'rows', or several are not in a NamedTuple; or `shares`, which
+            is checked here with it, is another word.
     """
     spec = algorithm.aggregate
     if not isinstance(spec, str) and not hasattr(spec, "_fields"):
@@ -224,6 +226,8 @@ def kinds(algorithm: Algorithm) -> list:
             "aggregate must be mean, sum or rows, or a NamedTuple of these with the fields of the update: the server's "
             f"aggregate has this type; found {type(spec).__name__} {spec!r}"
         )
+    if algorithm.shares not in SHARED:
+        raise InvalidArgument(f"shares is 'model', 'backbone', 'head' or None; found {algorithm.shares!r}")
     found = [spec] if isinstance(spec, str) else list(spec)
     for kind in found:
         if kind not in KINDS:

@@ -58,6 +58,11 @@ def build_federation(
     labels = Labels(kinds[:n], kinds[n:], source.key_train, source.key_test)
     part = share_out(labels, clients, seed, **partition_args)
     part = _checked(part, name, n, len(source.y_test))
+    if callable(partitioner) and clients is not None and len(part.train) != clients:
+        raise InvalidArgument(
+            f"{name} makes {len(part.train)} clients, and {clients} were asked for. If the function decides the number "
+            "itself, leave clients out"
+        )
     shift = 0 if part.pooled else n
     rows = [[train, np.empty(0, np.int64), test + shift] for train, test in zip(part.train, part.test, strict=True)]
     group = None

@@ -388,7 +388,7 @@ class Federation:
 
         Args:
             sampling, labels: as in `Population`.
-            shared_slots: with 'local' labels, let clients with different K_i share one head with max K_i outputs.
+            shared_slots: with 'local' labels, let clients with different classes share one head with max K_i outputs.
                 Output k then means a different class for each client.
             client_ids: the clients that take part in training, ascending; default: all. The others are new clients.
 
@@ -409,7 +409,18 @@ class Federation:
             labels=labels,
             sampling=sampling or Sampling(),
             client_ids=ids,
+            same_classes=shared_slots or not local or self._same_classes(ids),
         )
+
+    def _same_classes(self, ids: np.ndarray) -> bool:
+        """Whether label k is the same class with all of these clients, by their training examples."""
+        if self.targets is not None:
+            return True
+        starts, sizes = self._index[ids, 0], self.num_examples("train")[ids]
+        rows = np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+        y, class_of = self._y["local"][rows], self._y["global"][rows]
+        pairs = np.bincount(y.astype(np.int64) * self.num_labels + class_of)
+        return np.count_nonzero(pairs) == np.count_nonzero(np.bincount(y))
 
     def describe(self) -> dict[str, Any]:
         """A summary of the data: {name: printable value}, in the order in which tables show it."""

@@ -98,7 +98,8 @@ class Population:
     Args:
         num_examples: int [I], the number of training examples N_i of every client, >= 1.
         num_classes: int [I], the number of classes K_i of every client, >= 1: the outputs of its own head.
-        num_labels: C, the number of outputs of a head that all clients share. Needed only if the K_i differ.
+        num_labels: C, the number of outputs of a head that all clients share. Needed only if the clients' classes or
+            their numbers K_i differ.
         labels: the labels that engines read from a federation: 'local' (class ids 0..K_i-1 in the client's own class
             set) or 'global' (class ids of the data set; every head then has C outputs).
         sampling: how the cohort of a round is sampled; default: everyone takes part.
@@ -106,6 +107,7 @@ class Population:
             ("new clients").
         arrival: float [I], the probability in [0, 1] that the work of a sampled client reaches the server; default 1.
             See `tfpfl.runs.availability`.
+        same_classes: whether label k is the same class with all clients.
 
     Raises:
         InvalidArgument: the vectors differ in length or are empty; client_ids are not ascending; a client has no
@@ -120,6 +122,7 @@ class Population:
     sampling: Sampling = field(default_factory=Sampling)
     client_ids: np.ndarray = cast(np.ndarray, None)  # all of them, once it is made
     arrival: np.ndarray | None = None
+    same_classes: bool = True
 
     if TYPE_CHECKING:  # what may be given; the attributes are arrays
 
@@ -132,6 +135,7 @@ class Population:
             sampling: Sampling = ...,
             client_ids: ArrayLike | None = None,
             arrival: ArrayLike | None = None,
+            same_classes: bool = True,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -197,17 +201,23 @@ class Population:
         """The number of outputs C of a head that all clients share, for the builders of methods with such a head.
 
         Raises:
-            InvalidArgument: the clients' K_i differ, and num_labels is not given. With 'local' labels, output k of a
-                shared head means a different class for each client, so num_labels must be given on purpose.
+            InvalidArgument: the clients' classes or K_i differ, and num_labels is not given. With 'local' labels,
+                output k of a shared head means a different class for each client, so num_labels must be given on
+                purpose.
         """
         if self.num_labels is not None:
             return self.num_labels
         low, high = self.num_classes.argmin(), self.num_classes.argmax()
-        if self.num_classes[low] != self.num_classes[high]:
+        what = (
+            f"client {self.client_ids[low]} has {self.num_classes[low]} classes and client {self.client_ids[high]} has "
+            f"{self.num_classes[high]}"
+        )
+        if self.num_classes[low] == self.num_classes[high]:
+            what = "clients have different classes, each numbered from 0 on"
+        if not self.same_classes or self.num_classes[low] != self.num_classes[high]:
             raise InvalidArgument(
-                f"this method shares one head, but client {self.client_ids[low]} has {self.num_classes[low]} classes "
-                f"and client {self.client_ids[high]} has {self.num_classes[high]}. Use --labels global (one output per "
-                "class of the data set), or federation.population(..., shared_slots=True) if output k may mean a "
+                f"this method shares one head, but {what}. Use --labels global, in Python labels='global' (one output "
+                "per class of the data set), or federation.population(..., shared_slots=True) if output k may mean a "
                 "different class for each client"
             )
         return int(self.num_classes[0])

@@ -123,6 +123,11 @@ class Source(NamedTuple):
                 )
         if scale_is_ours and x.dtype != np.uint8:
             _say_large(x)
+        elif scale_is_ours and len(x) and x.max() <= 1:
+            warn_user(
+                "examples are uint8, as pixels from 0 to 255 are, and are divided by 255; but none is above 1. If they "
+                "are zeros and ones, such as a mask or one-hot classes, give scale=1"
+            )
         return cls(name, version, x, y, x_test.astype(x.dtype), y_test, class_names, scale, float(shift), key, key_test,
                    None, dict(options or {}))  # fmt: skip
 

@@ -88,6 +88,11 @@ def table_clients(
         raise InvalidArgument(f"client, label and split must be different columns, found {', '.join(special)}")
     chosen = [name for name in columns if name not in special] if features is None else list(features)
     numbering = next((name for name in chosen if features is None and _are_row_numbers(name, columns[name])), None)
+    if numbering is not None and all(is_missing(value) or str(value).strip() == "" for value in columns[numbering]):
+        raise InvalidArgument(
+            f"column {numbering!r} has no values: remove it, such as the separators at the ends of lines, "
+            "or name the features with features=[...] (--features at the command line)"
+        )
     if numbering is not None:  # in a sorted table it tells the label
         raise InvalidArgument(
             f"column {numbering!r}: it looks like the numbers of the rows, which are no feature. Write the table "

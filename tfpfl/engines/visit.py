@@ -5,7 +5,7 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput
 from tfpfl.algorithms.transforms.schedule import counted_part
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_type
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
 from tfpfl.engines import aggregation
@@ -105,6 +105,7 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
         x, y = readers.train(visit)
         with passes.drawing(visit.key):
             output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
+        check_output(output)
         held_out = {}
         if readers.held_out:
             model = algorithm.local_model(message, output)
@@ -126,6 +127,7 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
         held_out: {split: scores} of the model that the client holds right after its local work; {} for none.
         update: the whole update, if `output.update` is only a part of it.
     """
+    check_output(output)
     check_names(output.metrics)
     state = kept(output.state, client_state_spec(algorithm), "client_update", "init_client")
     finite = tree.all_finite((output.update, state, output.metrics, output.weight))
@@ -138,6 +140,24 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
     }
     metrics |= by_split(held_out)
     return output._replace(state=state, weight=weight, metrics=OrderedDict(sorted(metrics.items())))
+
+
+def check_output(output: Any) -> None:
+    """Checks what `client_update` returned.
+
+    Raises:
+        InvalidArgument: it is no `ClientOutput`, or its weight or a metric is not one number.
+    """
+    what = "client_update must return a tfpfl.ClientOutput(update, weight, state, metrics)"
+    check_type("what client_update returns", output, ClientOutput, "a tfpfl.ClientOutput(update, weight, state, ...)")
+    check_type("the metrics of client_update", output.metrics, Mapping, "a dict {name: number}")
+    for name, value in {"weight": output.weight, **{f"metric {n!r}": v for n, v in output.metrics.items()}}.items():
+        try:
+            found = tf.convert_to_tensor(value)
+        except (ValueError, TypeError):
+            raise InvalidArgument(f"{what}, and its {name} one number; found {value!r}") from None
+        if found.shape.rank not in (0, None) or not (found.dtype.is_floating or found.dtype.is_integer):
+            raise InvalidArgument(f"{what}, and its {name} one number; found {found.dtype.name} {found.shape}")
 
 
 def check_names(metrics: dict) -> None:

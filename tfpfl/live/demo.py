@@ -15,12 +15,16 @@ import numpy as np
 
 from tflite_export.convert.program import flatten
 from tflite_export.device.head_file import load_head
-from tfpfl.checks import Unavailable
+from tfpfl.checks import Unavailable, extra
 from tfpfl.live.book import Book
-from tfpfl.live.serve import TOKENS, write_data
 from tfpfl.runs.folders import LIVE
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import Training
+
+try:
+    from tfpfl.live.serve import TOKENS, write_data
+except ModuleNotFoundError as error:
+    raise Unavailable(f"live rounds need the package {error.name}: {extra('live')}") from error
 
 STARTS = 180.0  # seconds in which the server must listen; it makes the bundles first
 

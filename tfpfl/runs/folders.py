@@ -1,5 +1,6 @@
 """Takes a run folder for this process: a new one to create a run in, or that of a run to go on with."""
 
+import gc
 import hashlib
 import os
 import shutil
@@ -145,12 +146,12 @@ def locked_folder(folder: Path) -> Iterator[Lock]:
     """
     check_no_links(folder)
     try:
-        lock = Lock(folder / STATE)
+        lock = _locked(folder / STATE)
     except InUse as error:
-        raise RunError(
-            f"another run is being created or trained in {folder} {error}: wait until it ends, or end it. A run "
-            "folder is written by one process at a time"
-        ) from error
+        end = "wait until it ends, or end it. A run folder is written by one process at a time"
+        if error.is_ours:
+            end = "close it: run.close(), or `with Run.open(...) as run`. A run is in one object at a time"
+        raise RunError(f"another run is being created or trained in {folder} {error}: {end}") from error
     except OSError as error:
         raise RunError(f"cannot write in {folder}: {error.strerror}") from error
     try:
@@ -158,6 +159,16 @@ def locked_folder(folder: Path) -> Iterator[Lock]:
     except BaseException:
         lock.release()
         raise
+
+
+def _locked(path: Path) -> Lock:
+    try:
+        return Lock(path)
+    except InUse as error:
+        if not error.is_ours:
+            raise
+        gc.collect()  # it may be of a run that nothing refers to any more, as after a notebook's cell has run again
+        return Lock(path)
 
 
 def remove_demo(folder: Path) -> None:

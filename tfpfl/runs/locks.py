@@ -9,6 +9,7 @@ import os
 import re
 import stat
 import time
+import weakref
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -21,9 +22,11 @@ _READ_TIMES, _READ_EVERY = 20, 0.01  # a new owner writes its number a moment af
 class InUse(InvalidArgument):
     """Another process, or this one a second time, has the lock. The message says who has had it since when."""
 
+    is_ours = False  # whether it is this process
+
 
 class Lock:
-    """An exclusive lock for `path`, from the moment it is made until `release`.
+    """An exclusive lock for `path`, from the moment it is made until `release`, or until nothing refers to it.
 
     Attributes:
         path: the file of the lock. It stays when the lock is released; its owner may delete it before that.
@@ -49,7 +52,9 @@ class Lock:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 os.close(file)
-                raise InUse(_owner(self.path)) from error
+                used = InUse(owner := _owner(self.path))
+                used.is_ours = owner.startswith("by this process")
+                raise used from error
             except OSError:
                 os.close(file)
                 raise
@@ -57,19 +62,24 @@ class Lock:
                 self._file = file
             else:  # its last owner removed it after this process had opened it
                 os.close(file)
+        # in a notebook, a run that nobody closed is lost when its cell runs again; then nobody could close it
+        self._finalizer = weakref.finalize(self, _close, self._file, self._process)
         with suppress(OSError):  # only told to others; a full disk is noticed when something is saved
             os.ftruncate(self._file, 0)
             os.write(self._file, f"{os.getpid()} {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
     def release(self) -> None:
         """Unlocks. A second call does nothing, nor does one in a process that was forked while it was locked."""
-        if self._file is not None:
-            if self._process == os.getpid():
-                with suppress(OSError):
-                    os.ftruncate(self._file, 0)
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # to close it is not enough while a forked process has it, too
-            os.close(self._file)
-            self._file = None
+        self._finalizer()
+        self._file = None
+
+
+def _close(file: int, process: int) -> None:
+    if process == os.getpid():
+        with suppress(OSError):
+            os.ftruncate(file, 0)
+        fcntl.flock(file, fcntl.LOCK_UN)  # to close it is not enough while a forked process has it, too
+    os.close(file)
 
 
 def _is_at(file: int, path: Path) -> bool:

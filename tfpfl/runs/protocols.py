@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.checks import InvalidArgument, check_type, unknown
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import statistics
 from tfpfl.runs.scores import Score as Score
@@ -174,6 +174,18 @@ def protocol(name: str) -> Protocol:
     if name not in PROTOCOLS:
         raise InvalidArgument(unknown("protocol", name, PROTOCOLS))
     return PROTOCOLS[name]
+
+
+def as_protocol(given: Protocol | str) -> Protocol:
+    """A protocol that is given itself, or by its name in `PROTOCOLS`.
+
+    Raises:
+        InvalidArgument: no protocol has this name, or it is something else.
+    """
+    if isinstance(given, str):
+        return protocol(given)
+    check_type("the protocol", given, Protocol, "a Protocol, or the name of one, such as 'EV-all'")
+    return given
 
 
 def results(evaluations: list[Score], took_part: TookPart | None = None, named: ScoreName = ACCURACY) -> list[Result]:

@@ -26,7 +26,7 @@ from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.folders import check_free, config_to_continue
 from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
 from tfpfl.runs.needs import check_needs
-from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, metrics_of
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, metrics_of
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record
@@ -35,6 +35,7 @@ from tfpfl.studies.run_groups import (
     RunGroup,
     check_comparable,
     check_different,
+    check_records,
     group_runs,
     is_mixed,
     measured,
@@ -161,7 +162,7 @@ def _choose_splits(configs: list[RunConfig], out: Path, beside: Sequence[Path]) 
 
 def rows(
     records: Sequence[Record],
-    protocol: Protocol = EV_ALL,
+    protocol: Protocol | str = EV_ALL,
     baselines: Sequence[str] = BASELINES,
     *,
     pairs: str = "seen",
@@ -171,7 +172,7 @@ def rows(
 
     Args:
         records: runs on the same federation.
-        protocol: how the scores are measured that all numbers over clients are computed from.
+        protocol: how the scores are measured that all numbers over clients are computed from, or its name.
         baselines: names of algorithms. For each of them among the records, every row has the share of clients that
             are worse than with it. For the first of them, a row also has the mean and standard deviation of the
             clients' gains (in points, if the score is in %), the p-value of Wilcoxon's one-sided test that they gain,
@@ -189,6 +190,8 @@ def rows(
         InvalidArgument: no records, one run twice, or runs on different data or of different kinds.
     """
     check_listed("baselines", baselines, "['local']")
+    protocol = as_protocol(protocol)
+    check_records(records)
     check_comparable(records)
     found = group_runs(records)
     references = [s for name in baselines for s in found if s.algorithm == name]

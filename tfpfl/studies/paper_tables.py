@@ -15,7 +15,7 @@ from tfpfl.checks import InvalidArgument, one_line, unknown
 from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import files
 from tfpfl.runs.metrics import SCORES, direction_of, in_unit, score_of
-from tfpfl.runs.protocols import EV_ALL, Protocol
+from tfpfl.runs.protocols import EV_ALL, Protocol, as_protocol
 from tfpfl.studies.comparison import columns_for, columns_named, shown
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.run_groups import SIDE_WORDS
@@ -60,7 +60,7 @@ class PaperTable(NamedTuple):
 def paper_table(
     rows: Mapping[str, Sequence[dict]],
     columns: Sequence[str] = SCORE,
-    protocol: Protocol = EV_ALL,
+    protocol: Protocol | str = EV_ALL,
     *,
     more: str = "",
 ) -> PaperTable:
@@ -76,13 +76,14 @@ def paper_table(
         columns: which columns of the rows the table has, such as 'score' (that of the score, under its own name, such
             as 'accuracy') and 'worst 10 %'. The interval of a column is in its cells. Where some clients had never
             taken part, 'seen' and 'never seen' follow the score.
-        protocol: how the scores were measured.
+        protocol: how the scores were measured, or its name.
         more: sentences that the caption ends with.
 
     Raises:
         InvalidArgument: no rows, no columns, or a column that such rows never have. One that only these rows lack, such
             as 'seen' where all clients had taken part, has '-' in its cells.
     """
+    protocol = as_protocol(protocol)
     found = [row for some in rows.values() for row in some]
     if not found or not columns:
         raise InvalidArgument("a table needs at least one row and one column")

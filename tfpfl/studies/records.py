@@ -144,8 +144,9 @@ class Record:
         """The model that clients predict with after the server's step: 'personal', 'fine-tuned' or 'global'."""
         return protocols.predicts(self.evaluations)
 
-    def result(self, protocol: Protocol = EV_ALL) -> Result | None:
-        """The result of a protocol; None if the run was not evaluated by it."""
+    def result(self, protocol: Protocol | str = EV_ALL) -> Result | None:
+        """The result of a protocol, or of the one with this name; None if the run was not evaluated by it."""
+        protocol = protocols.as_protocol(protocol)
         if protocol.clients in protocols.SIDES:  # where all have taken part, `results` leaves these two out
             return protocols.result(self.evaluations, protocol, self.took_part, self.score)
         return protocols.find(self.results, protocol)
@@ -171,8 +172,9 @@ class Record:
         """The scores from which the result of a protocol is computed: {round: scores}; {} if there are none."""
         return protocols.rows_of(self.evaluations, protocol, self.took_part, self.score)
 
-    def curve(self, protocol: Protocol = EV_ALL, what: str | None = None) -> dict[int, float]:
+    def curve(self, protocol: Protocol | str = EV_ALL, what: str | None = None) -> dict[int, float]:
         """{evaluated round: mean over clients} of the score (None, or its name), 'loss' or a metric."""
+        protocol = protocols.as_protocol(protocol)
         return protocols.curve(self.evaluations, protocol, what, self.took_part, self.score)
 
     def spent(self, what: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpfl.algorithms.modules_beside import sha256_of, with_beside
-from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.checks import InvalidArgument, check_type, unknown
 from tfpfl.data.kinds import CLASSIFICATION, ScoreName
 from tfpfl.runs import protocols, statistics
 from tfpfl.runs.config import RunConfig
@@ -61,6 +61,7 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
     Raises:
         InvalidArgument: no runs, or one of them twice.
     """
+    check_records(records)
     if not records:
         raise InvalidArgument("there is nothing to compare: no runs were given")
     check_one_kind(records)
@@ -75,6 +76,18 @@ def group_runs(records: Sequence[Record]) -> list[RunGroup]:
             found.append(RunGroup(label, together, variants[algorithm]))
             variants[algorithm] += 1
     return sorted(found, key=lambda s: place[s.records[0].config.run_id])
+
+
+def check_records(records: Sequence[Record]) -> None:
+    """Checks that records are given as a list.
+
+    Raises:
+        InvalidArgument: they are something else, such as one record.
+    """
+    what = "a list of records, such as [Record.read(folder)]"
+    check_type("what is compared", records, Sequence, what)
+    if wrong := [record for record in records if not hasattr(record, "config")]:
+        raise InvalidArgument(f"what is compared must be {what}; found {wrong[0]!r} in it")
 
 
 def check_one_kind(records: Sequence[Any]) -> None:
@@ -106,10 +119,10 @@ def check_different(records: Sequence[Any]) -> dict[str, int]:
     """
     place: dict[str, int] = {}
     for i, record in enumerate(records):
-        other = records[place.setdefault(record.config.run_id, i)]
-        if other is not record:
+        if (first := place.setdefault(record.config.run_id, i)) != i:
             raise InvalidArgument(
-                f"{other.folder} and {record.folder} are the same run: algorithm, configuration, data and seed"
+                f"{records[first].folder} and {record.folder} are the same run: algorithm, configuration, data and "
+                "seed. Give each run once"
             )
     return place
 

@@ -3,6 +3,8 @@
 from collections import namedtuple
 from typing import Any
 
+from tfpfl.checks import InvalidArgument
+
 
 class AlongWith:
     """Adds one field to a method's update and removes it again.
@@ -18,6 +20,11 @@ class AlongWith:
     def __init__(self, own, name: str):
         self._whole, self._own = isinstance(own, str), own
         fields = ("update",) if self._whole else type(own)._fields
+        if name in fields:
+            raise InvalidArgument(
+                f"the updates have {name!r} beside them already: a transform that sends it was applied before. "
+                "build_algorithm applies those that the model needs itself"
+            )
         self._type: Any = namedtuple("AlongWith", (*fields, name))
         self._type.beside = (*getattr(type(own), "beside", ()), name)
 

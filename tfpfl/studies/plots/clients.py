@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import axis, times, word
-from tfpfl.runs.protocols import EV_ALL, Protocol
+from tfpfl.runs.protocols import EV_ALL, Protocol, as_protocol
 from tfpfl.studies.plots.style import (
     GLYPHS,
     MARKERS,
@@ -32,13 +32,13 @@ from tfpfl.studies.plots.style import (
     words,
 )
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import Side, clients, group_runs, paired, sides
+from tfpfl.studies.run_groups import Side, check_records, clients, group_runs, paired, sides
 from tfpfl.studies.told import told_seen
 
 
 @in_style
 def distribution(
-    records: Sequence[Record], protocol: Protocol = EV_ALL, kind: str = "box", *, caption: bool = True
+    records: Sequence[Record], protocol: Protocol | str = EV_ALL, kind: str = "box", *, caption: bool = True
 ) -> Figure:
     """Draws the scores of single clients.
 
@@ -46,7 +46,7 @@ def distribution(
 
     Args:
         records: from `Record.read`.
-        protocol: how the scores are measured.
+        protocol: how the scores are measured, or its name.
         kind: 'box': a row for each algorithm, with a dot for each client and seed, a box over the middle half and a
             line at the median. 'ecdf', for many clients: the share of the clients whose score is at most x.
         caption: whether to write the protocol under the title.
@@ -56,6 +56,7 @@ def distribution(
     """
     if kind not in ("box", "ecdf"):
         raise InvalidArgument(unknown("kind of picture", kind, ("box", "ecdf")))
+    protocol = as_protocol(protocol)
     shown = [side for s in group_runs(records) for side in sides(s, protocol)]
     named = records[0].score
     rows = [
@@ -101,7 +102,11 @@ WORST = {"5 %": (0.05, "^"), "10 %": (0.1, "o"), "25 %": (0.25, "s")}
 
 @in_style
 def fairness(
-    records: Sequence[Record], baselines: Sequence[Record] = (), protocol: Protocol = EV_ALL, *, caption: bool = True
+    records: Sequence[Record],
+    baselines: Sequence[Record] = (),
+    protocol: Protocol | str = EV_ALL,
+    *,
+    caption: bool = True,
 ) -> Figure:
     """Draws how evenly the score is spread over the clients.
 
@@ -112,12 +117,13 @@ def fairness(
     Args:
         records: from `Record.read`.
         baselines: runs on the same federation to compare with, such as Local's; they may be among `records`.
-        protocol: how the scores are measured.
+        protocol: how the scores are measured, or its name.
         caption: whether to write the protocol under the title.
 
     Raises:
         InvalidArgument: no client was evaluated by the protocol, or a baseline is on another federation.
     """
+    protocol = as_protocol(protocol)
     rows = [side for s in group_runs(records) for side in sides(s, protocol)]
     named = records[0].score
     factor, most = times(named), 100 if named.is_fraction else np.inf
@@ -176,7 +182,7 @@ def fairness(
 
 
 @in_style
-def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, caption: bool = True) -> Figure:
+def gains(records: Sequence[Record], baseline, protocol: Protocol | str = EV_ALL, *, caption: bool = True) -> Figure:
     """Draws how much single clients gain or lose against a baseline: a histogram for each algorithm.
 
     A client's gain is the difference of two scores, each the mean over the seeds; it is more than 0 if the client does
@@ -187,13 +193,15 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol = EV_ALL, *, c
     Args:
         records: from `Record.read`; the baseline's own runs are left out.
         baseline: one record, or the records of several seeds of one setting.
-        protocol: how the scores are measured.
+        protocol: how the scores are measured, or its name.
         caption: whether to write the protocol under the title.
 
     Raises:
         InvalidArgument: a run has no federation in common with the baseline, the baseline has several settings, or all
             records are the baseline's.
     """
+    protocol = as_protocol(protocol)
+    check_records(records)
     other = group_runs(baseline if isinstance(baseline, Sequence) else [baseline])
     if len(other) > 1:
         raise InvalidArgument("the baseline must be one algorithm; found " + ", ".join(s.label for s in other))

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import axis, times, word
-from tfpfl.runs.protocols import EV_ALL, Protocol
+from tfpfl.runs.protocols import EV_ALL, Protocol, as_protocol
 from tfpfl.studies.plots.style import (
     STYLE,
     TICKS,
@@ -36,7 +36,7 @@ def curves(
     records: Sequence[Record],
     x: str = "rounds",
     y: str = "score",
-    protocol: Protocol = EV_ALL,
+    protocol: Protocol | str = EV_ALL,
     *,
     caption: bool = True,
 ) -> Figure:
@@ -55,7 +55,7 @@ def curves(
             clock). A run that sends nothing is a level line over 'bytes'.
         y: 'score' or its name, such as 'accuracy' (in %), or 'loss' (in nats) by the protocol in each evaluated round,
             or 'training loss': the mean over the round's clients, in each round.
-        protocol: which model, clients, mean and split; its `when` is ignored.
+        protocol: which model, clients, mean and split, or its name; its `when` is ignored.
         caption: whether to write the protocol under the title.
 
     Raises:
@@ -64,6 +64,7 @@ def curves(
     """
     if x not in SPENT:
         raise InvalidArgument(unknown("x axis", x, SPENT))
+    protocol = as_protocol(protocol)
     groups = group_runs(records)
     named = groups[0].score
     if y not in ("score", named.name, *_LOSSES):
