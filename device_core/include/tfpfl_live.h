@@ -51,10 +51,12 @@ typedef struct {
     void (*log)(void *context, const char *text); /* told what happens, one line each; may be NULL */
     void *context;
     int secure; /* 1: it sends no update that is not masked, whatever the server asks for (docs/secure.md). A device that
-                 * has joined a run with secure rounds never does. */
+                 * has joined a run with secure rounds never does. If an update of before is on its way, it asks the
+                 * server whether it counts. */
 } tfpfl_live_options;
 
-/* Joins if the device has not yet, gets the bundle and the first head, and sends an update that was on its way.
+/* Joins if the device has not yet, gets the bundle and the first head, and sends an update that was on its way. `url`
+ * begins with https://, or with http:// if the server is on this machine: others could read the token on its way.
  * `options` may be NULL. If it fails, *live still tells the error, and is to be closed, too. */
 TFPFL_API int tfpfl_live_open(const char *url, const char *state, const tfpfl_live_data *data,
                               const tfpfl_live_options *options, tfpfl_live **live);
@@ -63,7 +65,8 @@ TFPFL_API void tfpfl_live_close(tfpfl_live *live);
 TFPFL_API const char *tfpfl_live_error(const tfpfl_live *live);
 
 /* Asks for work and does it. The server may hold the question for `wait` seconds, 30 at most. goes_on: 0 if the run is
- * over; may be NULL. It may be called again after an error, such as a server that was away: an update whose answer was
+ * over; may be NULL. After the server has refused what the device sent, it rests for up to 3 minutes before it asks
+ * again; a step rests for no longer than `wait`, and the next one goes on with it. It may be called again after an error, such as a server that was away: an update whose answer was
  * lost is sent again first. */
 TFPFL_API int tfpfl_live_step(tfpfl_live *live, double wait, int *goes_on);
 /* Works until the run is over, or until so many updates have been counted; most = 0: no limit. */

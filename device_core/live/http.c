@@ -2,13 +2,10 @@
 #include "live.h"
 
 #include <curl/curl.h>
-#include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define SILENT 60L         /* seconds without a byte until a connection is given up; a poll takes 30 at most */
 #define LONGEST_PAUSE 15.0 /* seconds between attempts */
@@ -29,6 +26,35 @@ static int keep(char **to, const char *text, size_t bytes, char *error) {
     return 0;
 }
 
+/* By http, whoever is on the way reads the token, and may answer in the server's place. */
+static int check_way(const char *url, char *error) {
+    static const char *const here[] = {"127.0.0.1", "::1", "localhost"};
+    CURLU *parts = curl_url();
+    char *found = NULL;
+    if (parts == NULL) return no_memory(error);
+    bool good = curl_url_set(parts, CURLUPART_URL, url, 0) == CURLUE_OK &&
+                curl_url_get(parts, CURLUPART_HOST, &found, 0) == CURLUE_OK;
+    char *host = good ? found : NULL;
+    int status = 0;
+    if (host != NULL && host[0] == '[') {  /* an address of IPv6 */
+        host++;
+        host[strcspn(host, "]")] = 0;
+    }
+    for (char *c = host; c != NULL && *c != 0; c++)
+        if (*c >= 'A' && *c <= 'Z') *c = (char)(*c - 'A' + 'a');
+    good = strncmp(url, "https://", 8) == 0;
+    for (size_t i = 0; host != NULL && i < sizeof here / sizeof *here; i++) good = good || strcmp(host, here[i]) == 0;
+    if (host == NULL)
+        status = fail(error, TFPFL_BUNDLE_ERROR, "a server's address is such as https://example.org:8443, found '%s'", url);
+    else if (!good)
+        status = fail(error, TFPFL_BUNDLE_ERROR, "http is for a server on this machine alone (127.0.0.1, ::1, localhost): "
+                      "others could read the enrolment token on its way to %s, or answer in its place. Give the server "
+                      "--tls, and the device its address with https://, found '%s'", host, url);
+    curl_free(found);
+    curl_url_cleanup(parts);
+    return status;
+}
+
 int live_http_open(const char *url, const char *certificate, double patience, struct http **out, char *error) {
     struct http *http = *out = calloc(1, sizeof *http);
     size_t bytes = strlen(url);
@@ -37,8 +63,10 @@ int live_http_open(const char *url, const char *certificate, double patience, st
         return fail(error, TFPFL_BUNDLE_ERROR, "the server's address begins with http:// or https://, found '%s'", url);
     while (bytes > 0 && url[bytes - 1] == '/') bytes--;
     http->patience = patience;
+    int status = check_way(url, error);
+    if (status != 0) return status;
     http->curl = curl_easy_init();
-    int status = http->curl == NULL ? no_memory(error) : keep(&http->url, url, bytes, error);
+    status = http->curl == NULL ? no_memory(error) : keep(&http->url, url, bytes, error);
     if (status == 0 && certificate != NULL) status = keep(&http->certificate, certificate, strlen(certificate), error);
     return status;
 }
@@ -194,26 +222,14 @@ static int once(struct http *http, const struct signer *signer, const struct req
 
 /* ---- until there is an answer */
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
-void live_pause(double seconds) {
-    struct timespec left = {.tv_sec = (time_t)seconds};
-    left.tv_nsec = (long)((seconds - floor(seconds)) * 1e9);
-    while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
-}
-
 int live_ask(struct http *http, const struct signer *signer, const struct request *request, struct answer *answer,
              char *error) {
-    double until = now() + http->patience, pause = 0.2;
+    double until = live_now() + http->patience, pause = 0.2;
     for (;;) {
         bool again;
         memset(answer, 0, sizeof *answer);
         int status = once(http, signer, request, answer, &again, error);
-        if (!again || now() + pause > until) return status;
+        if (!again || live_now() + pause > until) return status;
         live_pause(pause * (0.5 + 0.5 * live_drawn()));  /* not all devices at once */
         pause = 2 * pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE;
     }

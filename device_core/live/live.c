@@ -92,6 +92,7 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     live->log = options->log;
     live->context = options->context;
     live->data = *data;
+    live_begin_work(live, NULL);
     int status = live_http_open(url, options->certificate, patience, &live->http, error);
     if (status == 0 && data->train.count == 0)
         status = fail(error, TFPFL_BUNDLE_ERROR, "a device needs training examples");

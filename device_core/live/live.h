@@ -98,9 +98,13 @@ int live_good(const struct answer *answer, char *error);
 void live_reason(const struct answer *answer, char out[REASON_ROOM]);
 /* The server's time, in seconds since 1970, of an answer that says it. */
 bool live_time(const struct answer *answer, double *time);
-void live_pause(double seconds);
 /* The JSON object of an answer that is good; takes the body. */
 int live_json(struct answer *answer, struct json *json, char *error);
+
+/* ---- pause.c */
+
+double live_now(void); /* seconds of a clock that is never set */
+void live_pause(double seconds);
 
 /* ---- words.c: messages */
 
@@ -122,6 +126,17 @@ bool live_rate_entry(const struct json *json, uint32_t object, const char *name,
 
 #define SPLITS 3
 
+/* What a server may refuse. */
+enum sent { SENT_UPDATE, SENT_SCORES, SENT_KINDS };
+
+/* How often in a row it did, and until when the device rests. */
+struct rests {
+    int64_t round[SENT_KINDS]; /* that was refused last; 0: none */
+    int row[SENT_KINDS];       /* refusals since the last success */
+    double left;               /* seconds that the present work named */
+    double until;              /* by live_now */
+};
+
 struct tfpfl_live {
     char *folder, *bundle, *head; /* paths */
     int lock;
@@ -136,6 +151,7 @@ struct tfpfl_live {
     tfpfl_examples splits[SPLITS]; /* train, validation, test, as the model takes them; of 0 examples: there are none */
     float *computed[SPLITS];       /* by a frozen trunk */
     size_t counted;
+    struct rests rests;
     void (*log)(void *context, const char *text);
     void *context;
     char error[TFPFL_ERROR_ROOM];
@@ -152,6 +168,17 @@ int live_unexpected(tfpfl_live *live, const char *what);
 int live_send(tfpfl_live *live, const struct request *request, struct answer *answer);
 int live_get(tfpfl_live *live, const char *target, size_t most, struct answer *answer);
 
+/* ---- rests.c */
+
+/* A work begins; NULL: something that is on its way from an earlier start. */
+void live_begin_work(tfpfl_live *live, const struct json *work);
+/* The server has taken it: the next refusal is the first one again. */
+void live_taken(tfpfl_live *live, enum sent what);
+/* The server has not taken it, and said so with this status. */
+void live_refused(tfpfl_live *live, enum sent what, long status, int64_t round);
+/* Rests, but not longer than `most` seconds. Returns whether the device may ask again. */
+bool live_rested(tfpfl_live *live, double most);
+
 /* ---- join.c */
 
 int live_join(tfpfl_live *live);
@@ -162,6 +189,8 @@ int live_get_head(tfpfl_live *live);
 
 /* Sends the update that is on its way, until the server has said whether it counts. */
 int live_settle(tfpfl_live *live);
+/* The server has counted it: its head becomes current. */
+int live_count(tfpfl_live *live, const struct pending *pending);
 bool live_is_hash(const char *text);
 /* The theta of this name; NULL: its round ended meanwhile. `body` is to be freed. */
 int live_theta(tfpfl_live *live, const char *name, const float **theta, char **body);
@@ -175,6 +204,9 @@ int live_compute(tfpfl_live *live, const struct json *work, const float *theta, 
 int live_phase(const char *kind);
 /* Sends the message of a phase; or refuses, and waits for the next attempt. */
 int live_take_part(tfpfl_live *live, int phase, const struct json *work);
+/* What became of this device in a round, as the server says: counted, open or over. */
+#define STATE_ROOM 16
+int live_state_of(tfpfl_live *live, uint32_t round, char state[STATE_ROOM]);
 /* Asks what became of a secure round, and makes its head current if it counts. */
 int live_settle_secure(tfpfl_live *live);
 

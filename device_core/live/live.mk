@@ -23,10 +23,14 @@ $(OUT)/live: examples/live.c $(OUT)/libtfpfl_live.a
 	$(CC) $(CFLAGS) -o $@ $< $(OUT)/libtfpfl_live.a $(LIVE_LIBS) -lm -ldl
 
 # What the tests run besides.
-live-programs: live $(OUT)/secure_vectors
+live-programs: live $(OUT)/secure_vectors $(OUT)/own_clock/$(LIVE_NAME)
 
 $(OUT)/secure_vectors: tests/secure_vectors.c $(OUT)/libtfpfl_live.a
 	$(CC) $(CFLAGS) -Isrc -Ilive -o $@ $< $(OUT)/libtfpfl_live.a $(LIVE_LIBS) -lm -ldl
+
+$(OUT)/own_clock/$(LIVE_NAME): tests/own_clock.c $(LIVE_OBJECTS) $(OBJECTS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -Isrc -Ilive -shared -o $@ $< $(filter-out %/pause.o,$(LIVE_OBJECTS)) $(OBJECTS) $(LIVE_LIBS) -lm -ldl
 
 live-sanitized: FLAGS += -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 live-sanitized: $(OUT)/live $(OUT)/secure_vectors

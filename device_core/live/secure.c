@@ -106,29 +106,35 @@ int live_take_part(tfpfl_live *live, int phase, const struct json *work) {
     return status;
 }
 
-int live_settle_secure(tfpfl_live *live) {
-    struct visited visited;
+int live_state_of(tfpfl_live *live, uint32_t round, char state[STATE_ROOM]) {
+    static const char *const states[] = {"counted", "open", "over"};
     struct answer answer;
     struct json json = {0};
-    char target[40], state[16] = "";
+    char target[40];
+    bool known = false;
+    snprintf(target, sizeof target, "/v1/secure/%" PRIu32, round);
+    int status = live_get(live, target, MOST_ANSWER, &answer);
+    if (status != 0) return status;
+    status = live_json(&answer, &json, live->error);
+    if (status == 0 && live_text_entry(&json, "state", state, STATE_ROOM))
+        for (size_t i = 0; i < sizeof states / sizeof *states; i++) known = known || strcmp(state, states[i]) == 0;
+    json_free(&json);
+    free(answer.body);
+    return status == 0 && !known ? live_unexpected(live, "state") : status;
+}
+
+int live_settle_secure(tfpfl_live *live) {
+    struct visited visited;
+    char state[STATE_ROOM];
     int status = secure_visit(live->folder, tfpfl_describe(live->client), &visited, live->error);
     if (status != 0 || visited.pending.content == NULL) {
         secure_visit_free(&visited);
         return status;
     }
     uint32_t round = visited.pending.round;
-    snprintf(target, sizeof target, "/v1/secure/%" PRIu32, round);
-    status = live_get(live, target, MOST_ANSWER, &answer);
-    if (status == 0) {
-        status = live_json(&answer, &json, live->error);
-        if (status == 0 && !live_text_entry(&json, "state", state, sizeof state)) status = live_unexpected(live, "state");
-        json_free(&json);
-        free(answer.body);
-    }
+    status = live_state_of(live, round, state);
     if (status == 0 && strcmp(state, "counted") == 0) {
-        status = live_of_client(live, tfpfl_start_from(live->client, &visited.pending.head));
-        if (status == 0) live->counted++;
-        if (status == 0) live_tell(live, "round %" PRIu32 ": counted", round);
+        status = live_count(live, &visited.pending);
     } else if (status == 0 && strcmp(state, "over") == 0) {
         live_tell(live, "round %" PRIu32 ": not counted: it ended without this device", round);
     }

@@ -96,6 +96,25 @@ static int check_counted(tfpfl_live *live, struct answer *answer) {
     return status;
 }
 
+int live_count(tfpfl_live *live, const struct pending *pending) {
+    int status = live_of_client(live, tfpfl_start_from(live->client, &pending->head));
+    if (status != 0) return status;
+    live->counted++;
+    live_tell(live, "round %" PRIu32 ": counted", pending->round);
+    return 0;
+}
+
+/* An update that must not be sent any more. It was, before the device was for secure rounds alone, if its answer was
+ * lost: so the server is asked whether it counts. */
+static int settle_unsent(tfpfl_live *live, const struct pending *pending) {
+    char state[STATE_ROOM];
+    int status = live_state_of(live, pending->round, state);
+    if (status != 0) return status;
+    if (strcmp(state, "counted") == 0) status = live_count(live, pending);
+    else live_tell(live, "round %" PRIu32 ": not counted: this device sends no update that is not masked", pending->round);
+    return status == 0 ? live_drop(live->folder, live->error) : status;
+}
+
 int live_settle(tfpfl_live *live) {
     struct pending pending;
     struct answer answer = {0};
@@ -103,21 +122,22 @@ int live_settle(tfpfl_live *live) {
     int status = live_pending(live->folder, tfpfl_describe(live->client), &pending, live->error);
     if (status != 0 || pending.content == NULL) return status;
     if (live->secure) {
+        status = settle_unsent(live, &pending);
         free(pending.content);
-        return live_drop(live->folder, live->error);
+        return status;
     }
     snprintf(target, sizeof target, "/v1/update/%" PRIu32, pending.round);
     const struct request request = {"PUT", target, pending.body, pending.bytes, MOST_ANSWER};
     status = live_send(live, &request, &answer);
     if (status == 0 && answer.status == 200) {
         status = check_counted(live, &answer);
-        if (status == 0) status = live_of_client(live, tfpfl_start_from(live->client, &pending.head));
-        if (status == 0) live->counted++;
-        if (status == 0) live_tell(live, "round %" PRIu32 ": counted", pending.round);
+        if (status == 0) status = live_count(live, &pending);
+        if (status == 0) live_taken(live, SENT_UPDATE);
     } else if (status == 0 && (answer.status == 400 || answer.status == 409 || answer.status == 410 ||
                                answer.status == 413 || answer.status == 422)) {
         live_reason(&answer, reason);
         live_tell(live, "round %" PRIu32 ": not counted: %s", pending.round, reason);
+        live_refused(live, SENT_UPDATE, answer.status, pending.round);
     } else if (status == 0) {
         status = live_good(&answer, live->error);
     }
@@ -206,12 +226,13 @@ static int send_scores(tfpfl_live *live, const struct work *work, const float *t
         snprintf(target, sizeof target, "/v1/score/%" PRId64, work->round);
         const struct request request = {"PUT", target, body.text, body.used, MOST_ANSWER};
         status = live_send(live, &request, &answer);
+        bool late = answer.status == 409 || answer.status == 410;  /* which does no harm */
         if (status == 0 && answer.status == 422) {  /* as with an update, the device goes on without */
             live_reason(&answer, reason);
             live_tell(live, "round %" PRId64 ": its scores were not taken: %s", work->round, reason);
-        } else if (status == 0 && answer.status != 409 && answer.status != 410) {  /* too late, which does no harm */
-            status = live_good(&answer, live->error);
         }
+        if (status == 0 && (late || answer.status == 422)) live_refused(live, SENT_SCORES, answer.status, work->round);
+        else if (status == 0 && (status = live_good(&answer, live->error)) == 0) live_taken(live, SENT_SCORES);
         free(answer.body);
     }
     free(body.text);
@@ -225,6 +246,7 @@ static int do_work(tfpfl_live *live, struct work *work, bool *goes_on) {
     char kind[16], *body;
     if (!live_text_entry(&work->json, "kind", kind, sizeof kind)) return live_unexpected(live, "kind");
     *goes_on = strcmp(kind, "done") != 0;
+    live_begin_work(live, &work->json);
     int phase = live_phase(kind);
     if (phase >= 0) return live_take_part(live, phase, &work->json);
     int status = live_settle_secure(live);
@@ -248,7 +270,12 @@ int tfpfl_live_step(tfpfl_live *live, double wait, int *goes_on) {
     if (live->client == NULL || !live->client->opened) return TFPFL_BUNDLE_ERROR;
     int status = live_settle(live);  /* an update without an answer, if the app goes on after an error */
     if (status != 0) return status;
-    snprintf(target, sizeof target, "/v1/work?wait=%d&secure=1", wait > 0 ? wait < 30 ? (int)wait : 30 : 0);
+    wait = wait > 0 ? wait < 30 ? wait : 30 : 0;
+    if (!live_rested(live, wait)) {  /* not for all of the rest at once: the app may want to stop */
+        if (goes_on != NULL) *goes_on = 1;
+        return 0;
+    }
+    snprintf(target, sizeof target, "/v1/work?wait=%d&secure=1", (int)wait);
     status = live_get(live, target, MOST_ANSWER, &answer);
     if (status != 0) return status;
     status = live_json(&answer, &work.json, live->error);

@@ -15,6 +15,7 @@ from tflite_export.device.live import wire
 
 SPLITS = ("train", "validation", "test")
 SERVER_ERROR = 5
+OWN_CLOCK = "own_clock"  # the folder, in that of the programs, of a library whose clock only its own pauses move
 _NEEDED = """
 #include <curl/curl.h>
 #include <openssl/evp.h>
@@ -66,7 +67,10 @@ class _Options(ctypes.Structure):
 
 
 class NativeLive:
-    """A device in C, in this process; it is asked once if `patience` is below 0."""
+    """A device in C, in this process; the server is asked once if `patience` is below 0.
+
+    With the library in `OWN_CLOCK`, `time()` is its clock: no pause takes any time.
+    """
 
     def __init__(self, folder, url, state, examples, token, litert, patience=-1.0, certificate=None, secure=False):
         # TensorFlow shows its BoringSSL to all libraries of the process: this one must look into its own OpenSSL first.
@@ -75,6 +79,9 @@ class NativeLive:
         self._library = ctypes.CDLL(str(path), mode=ctypes.DEFAULT_MODE | first_its_own)
         self._library.tfpfl_live_error.restype = ctypes.c_char_p
         self._library.tfpfl_live_counted.restype = ctypes.c_size_t
+        if folder.name == OWN_CLOCK:
+            self.time = self._library.own_time
+            self.time.restype = ctypes.c_double
         self.told: list[str] = []
         given = {split: examples_in(*examples[split]) for split in SPLITS if split in examples}
         data = _Data(**{split: value for split, (value, _) in given.items()}, classes=examples.get("classes", 0))

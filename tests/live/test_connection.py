@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.certificates import made_certificate
+from tflite_export.device.__main__ import main
 from tflite_export.device.live.client import Answer, LiveDevice, ServerError
 from tflite_export.device.live.connection import Connection, NotTrusted, trusting
 
@@ -120,6 +121,23 @@ def test_the_log_says_once_that_the_server_is_away(tmp_path):
     told, (line,) = device(address, tmp_path / "state", patience=1.5)
     assert f"{address} does not answer: " in told
     assert line.startswith(f"{address} does not answer, and is asked again for 1.5 s: ")
+
+
+ELSEWHERE = ["example.org", "10.0.2.2:8443", "[2001:db8::1]:8443", "localhost@example.org", "0.0.0.0"]
+
+
+@pytest.mark.parametrize("host", ELSEWHERE)
+def test_a_token_is_not_sent_by_http_to_another_machine(tmp_path, monkeypatch, capsys, host):
+    """Whoever is on the way could read it. tests/native compares with what the client in C says."""
+    monkeypatch.setattr(Connection, "send", lambda *_: pytest.fail("something was sent"))
+    data, state = tmp_path / "data", tmp_path / "state"
+    data.mkdir()
+    np.savez(data / "train.npz", x=np.zeros((3, 4), np.float32), y=np.array([0, 1, 0]))
+    given = [f"http://{host}", "--data", str(data), "--state", str(state), "--token", "a token"]
+    assert main(given) == 1 and not state.exists()
+    told = capsys.readouterr().err
+    assert told.startswith("Error: http is for a server on this machine alone (127.0.0.1, ::1, localhost): others ")
+    assert told.endswith(f"Give the server --tls, and the device its address with https://, found 'http://{host}'\n")
 
 
 def test_a_server_on_this_machine_is_asked_without_a_proxy(server, monkeypatch):

@@ -55,6 +55,27 @@ def check_live_against_simulated(run, tmp_path, bound):
     same_scores(run.store.evaluations(), scores)
 
 
+def test_a_device_whose_updates_are_too_long_rests_between_them(make_run, tmp_path):
+    """The server asks for the update again at once, and would refuse it as often as the device can compute."""
+    with make_run(tmp_path / "run", participation=1.0) as run:
+        with serving(run, Rules(deadline=1000, max_norm=1e-12)) as (address, rounds, tokens):
+            said, now, updates = [], [0.0], []
+            found = device(run, address, tmp_path, 0, tokens[0], log=said.append)
+            found._rests.clock = lambda: now[0]
+            found._rests.sleep = lambda seconds: now.append(now.pop() + seconds)
+            send = found._send
+            found._send = lambda method, *given: (method == "PUT" and updates.append(now[0])) or send(method, *given)
+            while len(updates) < 4:
+                assert found.step()
+            found.close()
+            assert rounds.book.counted(1, 0) is None
+    assert np.diff(updates).tolist() == [5.0, 10.0, 20.0]
+    refused = [line for line in said if "norm is" in line and line.startswith("round 1: not counted: ")]
+    assert len(refused) == 4 and said[2::2] == [
+        f"rests for {seconds} s before it asks for work again" for seconds in (5, 10, 20, 40)
+    ]
+
+
 class Cut(BaseException):
     """A device's power is gone."""
 

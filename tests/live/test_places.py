@@ -12,6 +12,7 @@ from tflite_export.convert.program import flatten
 from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tflite_export.device.live.client import Answer, LiveDevice, ServerError
+from tflite_export.device.live.rests import Rests
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data.manifest import FederationError
@@ -301,7 +302,7 @@ def test_only_training_examples_have_a_limit(places, tmp_path):
 
 def test_a_device_whose_scores_are_not_taken_goes_on():
     device, said = LiveDevice.__new__(LiveDevice), []
-    device.log = said.append
+    device.log, device._rests = said.append, Rests(lambda text: None)
     device._ask = lambda *_: Answer(422, b'{"error": "client 3 has 9 test examples"}')
     device._send_scores({"theta": "0", "round": 7}, [])
     assert said == ["round 7: its scores were not taken: client 3 has 9 test examples"]

@@ -1,5 +1,6 @@
 """Secure rounds over HTTP are the rounds of a simulation, and the server holds no update."""
 
+import shutil
 import time
 
 import numpy as np
@@ -148,6 +149,43 @@ def test_a_device_that_drops_out_keeps_its_head_and_others_are_refused(make_run,
         assert row["came"] == " ".join(map(str, ids[1:])) and row["dropped"] == 1
         assert "round 1: not counted: it ended without this device" in said
         assert row["bytes_up"] > 9 * 4 * run.model.num_backbone_weights
+
+
+def test_a_device_that_is_now_for_secure_rounds_learns_whether_its_update_counted(make_run, tmp_path, monkeypatch):
+    """The answer to a plain update is lost. The server says what became of it, also if its rounds are now secure."""
+    sent = LiveDevice._once
+
+    def lost(self, method, target, body, client):
+        answer = sent(self, method, target, body, client)
+        if target == "/v1/update/1" and client == 0:
+            raise ConnectionError("the answer is lost")
+        return answer
+
+    monkeypatch.setattr(LiveDevice, "_once", lost)
+    with make_run(tmp_path / "run", participation=1.0, rounds=12, evaluate_every=0) as run:
+        with serving(run, Rules(wait_for=3)) as (address, rounds, tokens):
+            devices = [device(run, address, tmp_path, i, tokens[i], patience=0.0) for i in range(3)]
+            before = [part.copy() for part in devices[0].client.head]
+            for one in devices[1:]:
+                assert one.step()
+            with pytest.raises(InvalidInput, match="the answer is lost"):
+                devices[0].step()
+            for one in devices:
+                one.close()
+            assert run.store.round_num == 1 and rounds.view.kind == wire.VISIT
+            shutil.copytree(tmp_path / "device0", tmp_path / "copy" / "device0")
+            check_that_it_counted(run, address, tmp_path / "copy", before)
+        with serving(run, Rules(wait_for=3, secure=True)) as (address, _, _):
+            check_that_it_counted(run, address, tmp_path, before)
+
+
+def check_that_it_counted(run, address, folder, before):
+    said = []
+    found = device(run, address, folder, 0, None, secure=True, log=said.append)
+    assert said == ["round 1: counted"] and found.rounds == 1
+    assert not any(np.array_equal(old, new) for old, new in zip(before, found.client.head, strict=True))
+    assert [found._state_of(number) for number in (1, 2, 9)] == ["counted", "open", "over"]
+    found.close()
 
 
 def test_a_device_for_secure_rounds_sends_nothing_else(run, tmp_path):

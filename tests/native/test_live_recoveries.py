@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.native import NativeError
-from helpers.native_live import NativeLive, Proxy, live_programs, missing
+from helpers.native_live import OWN_CLOCK, NativeLive, Proxy, live_programs, missing
 from helpers.phone_bundles import CLASSES, drawn, small_bundle
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import SavedHead, head_bytes
@@ -41,6 +41,8 @@ class Script:
         self.joined: list = []  # what devices said when they joined
         self.runs: list = []  # of which run each answer to that says the server is; without one it does not say it
         self.secure: list = []  # whether each answer to that says that the rounds are secure
+        self.times: list = []  # when work was asked for, by the device's clock, which its rests alone move
+        self.clock = lambda: 0.0
 
     def gate(self, path, headers):
         """An answer that comes first, if there is one: (status, JSON)."""
@@ -56,6 +58,8 @@ class Script:
         if name == "head" or name.startswith(("bundle/", "theta/")):
             files = self.files | {"head": self.head, self.theta: self.files["theta.bin"]}
             return 200, [], files[name.rpartition("/")[2]]
+        if name == "work":
+            self.times.append(self.clock())
         answers = {"join": {"client": 0, "classes": CLASSES}, "bundle": {"files": sorted(self.files)}}
         if name == "join":
             self.joined.append(json.loads(body))
@@ -64,19 +68,27 @@ class Script:
         return 200, [], json.dumps(answers.get(name) or (self.work.pop(0) if self.work else {"kind": "done"})).encode()
 
 
+def begun(language, script, address, folder, litert, patience=20.0, secure=False):
+    """(A device, what it says), which rests by a clock of its own, so that its rests take no time."""
+    examples = {"train": drawn("classification", 9), "test": drawn("classification", 5, 1), "classes": CLASSES}
+    given = address, folder, examples, "token"
+    if language == "C":
+        device = NativeLive(live_programs() / OWN_CLOCK, *given, litert, patience=patience, secure=secure)
+        script.clock = device.time
+        return device, device.told
+    told, now = [], [1000.0]
+    how = {"interpreter": tf.lite.Interpreter, "patience": patience, "log": told.append, "secure": secure}
+    device = LiveDevice(*given, **how)
+    script.clock = device._rests.clock = lambda: now[0]
+    device._rests.sleep = lambda seconds: now.append(now.pop() + seconds)
+    return device, told
+
+
 def told_by(language, script, folder, litert, patience=20.0, errors=0):
     """What a device says that works until the server is done; it is asked to go on after so many errors."""
-    examples = {"train": drawn("classification", 9), "test": drawn("classification", 5, 1), "classes": CLASSES}
     with Proxy() as proxy:
         proxy.ask = script
-        given = proxy.address, folder, examples, "token"
-        if language == "C":
-            device = NativeLive(live_programs(), *given, litert, patience=patience)
-            told = device.told
-        else:
-            told = []
-            how = {"interpreter": tf.lite.Interpreter, "patience": patience, "log": told.append}
-            device = LiveDevice(*given, **how)
+        device, told = begun(language, script, proxy.address, folder, litert, patience)
         try:
             for _ in range(errors):
                 with pytest.raises((NativeError, ServerError, wire.WireError)):
@@ -109,7 +121,8 @@ def test_an_update_that_cannot_be_read_is_not_sent_again(bundle, litert_library,
     script = Script(bundle, "visit", "visit")
     script.update = status, {"error": "loss must be a number"}
     told = told_by(language, script, tmp_path / "device", litert_library)
-    assert told == ["joined as client 0", *2 * ["round 1: not counted: loss must be a number"]]
+    why, rests = "round 1: not counted: loss must be a number", "rests for {} s before it asks for work again"
+    assert told == ["joined as client 0", why, rests.format(5), why, rests.format(10)]
     assert [name for name, _ in script.sent] == ["update/1", "update/1"]
     assert [row["split"] for row in scores_in(script.sent[0][1])] == ["train", "test"]
     assert not [path for path in (tmp_path / "device").iterdir() if path.name.startswith("update")]
@@ -156,7 +169,7 @@ def test_scores_that_are_refused(bundle, litert_library, tmp_path, language):
     script.score = 422, {"error": "client 0 has 9 test examples"}
     told = told_by(language, script, tmp_path / "device", litert_library)
     why = "round 1: its scores were not taken: client 0 has 9 test examples"
-    assert told == ["joined as client 0", why, "round 1: counted"]
+    assert told == ["joined as client 0", why, "rests for 5 s before it asks for work again", "round 1: counted"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -259,3 +272,154 @@ def test_a_server_that_is_asked_too_often(bundle, litert_library, tmp_path, lang
     script.gate = gate
     told = told_by(language, script, tmp_path / "device", litert_library)
     assert told == ["joined as client 0", "round 1: counted"] and len(refused) == 2
+
+
+RESTS = {  # name: [(what the server asks for, its round, the seconds that it names, its answer, the rest after that)]
+    "an update, again and again": [("visit", 1, 60, 422, rest) for rest in (5, 10, 20, 40, 80, 160, 180, 180)],
+    "one that cannot be read, or is too large": [("visit", 1, 60, 400, 5), ("visit", 2, 60, 413, 10)],
+    "scores, again and again": [("score", 1, 60, 422, rest) for rest in (5, 10, 20)],
+    "no longer than the round, at first": [("visit", 1, 2.5, 422, 2.5), ("visit", 2, 2.5, 422, 10)],
+    "the server names no seconds, or none that it can have": [
+        ("visit", 1, None, 422, 5),
+        ("visit", 2, 60, 200, 0),
+        ("visit", 3, -1, 422, 5),
+    ],
+    "a success ends the row": [
+        ("visit", 1, 60, 422, 5),
+        ("visit", 1, 60, 422, 10),
+        ("visit", 2, 60, 200, 0),
+        ("visit", 3, 60, 422, 5),
+    ],
+    "updates and scores have each a row of their own": [
+        ("visit", 1, 60, 422, 5),
+        ("score", 1, 60, 422, 5),
+        ("score", 2, 60, 200, 0),
+        ("visit", 2, 60, 422, 10),
+        ("score", 3, 60, 422, 5),
+    ],
+    "too late is no refusal": [("visit", 1, 60, 410, 0), ("score", 1, 60, 410, 0), ("visit", 1, 60, 410, 0)],
+    "nor is another theta, unless the server asks for the same again": [
+        ("visit", 1, 60, 409, 0),
+        ("visit", 2, 60, 409, 0),
+        ("visit", 2, 60, 409, 5),
+        ("visit", 2, 60, 409, 10),
+        ("score", 1, 60, 409, 0),
+        ("score", 2, 60, 409, 0),
+        ("score", 2, 60, 409, 5),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", RESTS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_device_rests_after_a_refusal(bundle, litert_library, tmp_path, language, name):
+    """Otherwise it would compute and send the same again at once, as often as it can."""
+    script, answers = Script(bundle, *(kind for kind, *_ in RESTS[name])), []
+    for work, (_, number, seconds, status, _) in zip(script.work, RESTS[name], strict=True):
+        work |= {"round": number} | ({} if seconds is None else {"seconds": seconds})
+        answers.append((status, {"counted": True} if status == 200 else {"error": "no"}))
+
+    def gate(name, headers):
+        return answers.pop(0) if name.startswith(("update/", "score/")) else None
+
+    script.gate = gate
+    told = told_by(language, script, tmp_path / "device", litert_library)
+    expected = [float(rest) for *_, rest in RESTS[name]]
+    assert np.allclose(np.diff(script.times), expected) and not answers
+    said = [line for line in told if line.startswith("rests")]
+    assert said == [f"rests for {rest:g} s before it asks for work again" for rest in expected if rest]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_device_that_rests_can_be_stopped(bundle, litert_library, tmp_path, language):
+    """A step rests for no longer than the app lets it wait, so that the app can stop in between."""
+    script = Script(bundle, "visit")
+    script.update = 422, {"error": "no"}
+    with Proxy() as proxy:
+        proxy.ask = script
+        device, _ = begun(language, script, proxy.address, tmp_path / "device", litert_library)
+        asked, started = [], script.clock()
+        for wait in (2.0, 0.0, 2.0, 2.0):
+            assert device.step(wait)
+            asked.append((len(script.times), script.clock() - started))
+        assert asked == [(1, 0.0), (1, 0.0), (1, 2.0), (1, 4.0)]
+        assert not device.step(2.0)  # the rest is over, and so is the run
+        assert len(script.times) == 2 and script.clock() - started == 5.0
+        device.close()
+
+
+STATES = {"counted": True, "open": False, "over": False}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_device_that_is_now_for_secure_rounds_asks_what_became_of_its_update(
+    bundle, litert_library, tmp_path, language, state
+):
+    """The answer to an update was lost, and the device is started again so that it sends no update that is not masked:
+    the head is current exactly if the server has counted it. Until the server says so, the update stays."""
+    script, state_now, lost = Script(bundle, "visit"), [None], []
+
+    def gate(name, headers):
+        if name == "update/1":
+            lost.append(name)
+            return 500, {"error": "the answer is lost"}
+        if name == "secure/1":
+            found = state_now[0]
+            return (500, {"error": "away"}) if found is None else (200, {"round": 1, "state": found})
+
+    script.gate = gate
+    folder = tmp_path / "device"
+    on_its_way = folder / ("update.bin" if language == "C" else "update.npz")
+    with Proxy() as proxy:
+        proxy.ask = script
+        given = language, script, proxy.address, folder, litert_library
+        device, _ = begun(*given, patience=-1.0)
+        with pytest.raises((NativeError, ServerError)):
+            device.run()
+        device.close()
+        kept, old_head = on_its_way.read_bytes(), (folder / "head.bin").read_bytes()
+        for unknown, why in ((None, "away"), ("?", "the server's answer has no state that a device can use")):
+            state_now[0] = unknown
+            with pytest.raises((NativeError, ServerError), match=why):
+                begun(*given, patience=-1.0, secure=True)
+            assert on_its_way.read_bytes() == kept and (folder / "head.bin").read_bytes() == old_head
+        state_now[0] = state
+        device, told = begun(*given, patience=-1.0, secure=True)
+        device.close()
+    not_counted = "not counted: this device sends no update that is not masked"
+    assert told == [f"round 1: {'counted' if STATES[state] else not_counted}"]
+    assert ((folder / "head.bin").read_bytes() != old_head) == STATES[state]
+    assert lost == ["update/1"] and not script.sent and not on_its_way.exists()
+
+
+ADDRESSES = {
+    "http://example.org:8443": "example.org",
+    "http://10.0.2.2:8443/": "10.0.2.2",
+    "http://[2001:DB8::1]:8443": "2001:db8::1",
+    "http://127.0.0.1.Example.org": "127.0.0.1.example.org",
+    "http://localhost@example.org": "example.org",
+    "http://0.0.0.0:8443": "0.0.0.0",
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_token_is_not_sent_by_http_to_another_machine(bundle, litert_library, tmp_path, language):
+    """Whoever is on the way could read it. Both languages say the same, before there is a folder or a request."""
+    script = Script(bundle)
+    for address, host in ADDRESSES.items():
+        with pytest.raises(InvalidInput) as found:
+            begun(language, script, address, tmp_path / "device", litert_library, patience=-1.0)
+        assert str(found.value) == (
+            "http is for a server on this machine alone (127.0.0.1, ::1, localhost): others could read the enrolment "
+            f"token on its way to {host}, or answer in its place. Give the server --tls, and the device its address "
+            f"with https://, found '{address}'"
+        )
+    for address in ("http://", "http://[::1", "https://"):
+        with pytest.raises(InvalidInput) as found:
+            begun(language, script, address, tmp_path / "device", litert_library, patience=-1.0)
+        assert str(found.value) == f"a server's address is such as https://example.org:8443, found '{address}'"
+    assert not (tmp_path / "device").exists()
+    for address in ("http://LOCALHOST:9", "http://[::1]:9", "http://127.0.0.1:9", "https://127.0.0.1:9"):
+        with pytest.raises((NativeError, ServerError), match="does not answer"):
+            begun(language, script, address, tmp_path / "device", litert_library, patience=-1.0)

@@ -234,6 +234,13 @@ class Book:
         found = self._rows("SELECT sha256 FROM arrived WHERE round = ? AND client = ?", number, client)
         return found[0][0] if found else None
 
+    def state(self, number: int, client: int) -> str:
+        """What became of a client in a round: 'counted', 'open' (the round goes on) or 'over' (it ended without it)."""
+        if self.counted(number, client) is not None:
+            return "counted"
+        opened = self.open_now()
+        return "open" if opened is not None and opened.number == number and not opened.closed else "over"
+
     def last_counted(self, client: int) -> tuple[int, str] | None:
         """(round, sha256) of the last that a client sent; None if nothing came."""
         query = "SELECT round, sha256 FROM arrived WHERE client = ? ORDER BY round DESC LIMIT 1"

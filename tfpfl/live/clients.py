@@ -6,6 +6,7 @@ messages and updates are what `tfpfl.live.plan.Vectors` says.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,12 @@ class Clients:
         self.enrolled = enrolled_of(run, rules.most_examples)
         self.on_enrolled: Callable[[ClientInfo], None] = lambda info: None  # makes the bundle of a client
         self._use(self.population)
+
+    book: Any  # of members and of what arrived; `LiveRounds` opens it
+
+    def state(self, client: int, number: int) -> dict:
+        """What became of a client in a round: whether what it sent is counted."""
+        return {"round": number, "state": self.book.state(number, client)}
 
     def _use(self, population: Population) -> None:
         """Makes these the clients of the next round."""

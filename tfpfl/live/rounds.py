@@ -59,7 +59,7 @@ class LiveRounds(Clients):
             )
         self._training = run.training()
         self._server = self._training.server_state()
-        self.book: Any = self._open_book(run.folder / LIVE)
+        self.book = self._open_book(run.folder / LIVE)
         self.saved = run.store.round_num  # the last round that is saved; any thread may read it
         self.failed: BaseException | None = None
         self.told: set[int] = set()  # the clients that know that the run is over

@@ -154,14 +154,6 @@ class SecureRounds(LiveRounds):
             return {"counted": True, "round": number}
         raise Refused(410, "this run aggregates securely: updates are masked, and this one was not counted")
 
-    def state(self, client: int, number: int) -> dict:
-        """What became of a client's message in a round."""
-        if self.book.counted(number, client) is not None:
-            return {"round": number, "state": "counted"}
-        opened = self._open_round
-        goes_on = opened is not None and opened.number == number and not opened.closed
-        return {"round": number, "state": "open" if goes_on else "over"}
-
     def message(self, client: int, number: int, phase: str, body: bytes, now: float) -> dict:
         """Takes a message of a phase; when this returns, it is on disk.
 

@@ -40,6 +40,7 @@ LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
 SLOWEST_HEAD = 20.0  # seconds in which a connection's first request must have come, but for its body
 _LARGE_AT_ONCE = 32  # updates that are in memory at the same time, each of another client
 _SMALL = 16 * 1024  # bytes of a body that is no update
+_PHASE = "{phase:keys|shares|masked|unmask}"
 _logger = logging.getLogger(__name__)
 
 
@@ -139,14 +140,9 @@ class LiveServer:
                 web.get("/v1/bundle/{name:[A-Za-z0-9_.]{1,80}}", self._file),
                 web.put("/v1/update/{round:[0-9]{1,9}}", self._update),
                 web.put("/v1/score/{round:[0-9]{1,9}}", self._score),
-                *(
-                    (
-                        web.get("/v1/secure/{round:[0-9]{1,9}}", self._state_of),
-                        web.put("/v1/secure/{round:[0-9]{1,9}}/{phase:keys|shares|masked|unmask}", self._message),
-                    )
-                    if self._secure
-                    else ()
-                ),
+                # in every run: a device that is now for secure rounds alone asks what became of an update of before
+                web.get("/v1/secure/{round:[0-9]{1,9}}", self._state_of),
+                *([web.put(f"/v1/secure/{{round:[0-9]{{1,9}}}}/{_PHASE}", self._message)] if self._secure else ()),
                 *([web.get("/v1/watch", self._state), *WatchPage().routes()] if self._watch else ()),
                 *([web.get("/v1/shown", self._show)] if self._shown else ()),
                 *(self._page.routes() if self._page else ()),
@@ -340,10 +336,9 @@ class LiveServer:
         return web.json_response(await self._written(self._secure.message, *given))
 
     async def _state_of(self, request):
-        assert self._secure is not None
         client, _ = await self._signed(request)
         number = int(request.match_info["round"])
-        return web.json_response(await self._written(self._secure.state, client, number))
+        return web.json_response(await self._written(self.rounds.state, client, number))
 
     async def _tell(self) -> None:
         """Answers for a while after the last round, so that whoever was heard of lately learns that it is over."""

@@ -13,6 +13,7 @@ import type { LiveStore, Member, Pending, SecureVisit } from './live_store'
 import { packUpdate, PHASES, PROTOCOL, publicText, newKey, stamp, type Phase, type ScoreRow, type SecureWork, type Settings, type Work } from './live_wire'
 import type { Examples } from './npz'
 import { encodeGradient } from './payload'
+import { Rests, type Sent } from './rests'
 import { score } from './scores'
 import { NoPart, SecureVisits } from './secure_visits'
 import { sha256 } from './sha256'
@@ -27,6 +28,7 @@ export type LiveEvent =
   | { kind: 'not counted' | 'not scored'; round: number; why: string }
   | { kind: 'message'; round: number; phase: Phase; bytes: number }
   | { kind: 'no part'; round: number; why: string }
+  | { kind: 'resting'; round: number; seconds: number }
   | { kind: 'away'; why: string; seconds: number }
 
 /** What computes: a `Device`. */
@@ -78,6 +80,8 @@ const LATER = [408, 425, 429] // and all from 500 on: the same request may do la
 const NOT_TAKEN = [400, 409, 413, 422] // the server does not take this message of a secure round
 const REST = 2 // seconds until a client that takes no part in an attempt asks again
 const MOST_SCORE = 1e30 // a larger loss is not sent, nor one that is not finite
+const STATE = /^\/v1\/secure\/\d+$/ // what is answered with one of these
+const STATES = ['counted', 'open', 'over']
 const FILES = /^\/v1\/(bundle|head|theta)\b/ // what is answered with a file, and not with JSON
 const NOTHING = new Uint8Array()
 
@@ -109,6 +113,7 @@ export class LiveClient {
   private ahead = 0
   private onlySecure = false
   private secure!: SecureVisits
+  private readonly rests = new Rests()
 
   constructor(private readonly options: LiveOptions) {
     this.fetch = options.fetch ?? globalThis.fetch.bind(globalThis)
@@ -210,6 +215,7 @@ export class LiveClient {
   private async step(): Promise<boolean> {
     this.options.tell({ kind: 'waiting', client: this.client })
     const work = json(await this.ask('GET', `/v1/work?wait=${WAIT}&secure=1`)) as unknown as Work
+    this.rests.begin(work)
     if (isSecure(work)) {
       await this.takePart(work)
       return true
@@ -302,7 +308,7 @@ export class LiveClient {
     const visit: SecureVisit | undefined = await store.visit()
     if (!visit) return
     const { round } = visit
-    const { state } = json(await this.ask('GET', `/v1/secure/${round}`))
+    const state = await this.stateOf(round)
     if (state === 'open') return
     const counted = state === 'counted'
     await store.settleVisit(visit, counted)
@@ -314,25 +320,44 @@ export class LiveClient {
     }
   }
 
-  /** Sends the update that is on its way, until the server has said whether it counts. */
+  /** What became of this browser in a round, as the server says: 'counted', 'open' or 'over'. */
+  private async stateOf(round: number): Promise<string> {
+    return String(json(await this.ask('GET', `/v1/secure/${round}`)).state)
+  }
+
+  /**
+   * Sends the update that is on its way, until the server has said whether it counts. One that is not masked may have been
+   * sent before the browser was for secure rounds alone. It is not sent again: the server is asked.
+   */
   private async settle(kept?: Pending): Promise<void> {
     const { store, tell } = this.options
     const pending = kept ?? (await store.pending())
     if (!pending) return
     const { round } = pending
-    if (this.onlySecure) return store.settle(pending, false)
+    if (this.onlySecure) return this.end(pending, (await this.stateOf(round)) === 'counted', 'this browser sends no update that is not masked')
     tell({ kind: 'sending', round, bytes: pending.body.length })
     const answer = await this.ask('PUT', `/v1/update/${round}`, pending.body)
     const counted = answer.status === 200
     if (!counted && !NOT_COUNTED.includes(answer.status)) good(answer)
+    await this.end(pending, counted, answer.error)
+    if (counted) this.rests.taken('update')
+    else await this.rest('update', answer.status, round)
+  }
+
+  /** Forgets an update whose answer has come, and if it counts, makes its head current. */
+  private async end(pending: Pending, counted: boolean, why: string): Promise<void> {
+    const { store, tell } = this.options
     await store.settle(pending, counted)
-    if (counted) {
-      this.head = this.readHead(pending.head)
-      tell({ kind: 'counted', round })
-    } else {
-      tell({ kind: 'not counted', round, why: answer.error })
-      if (answer.status === 422) await this.wait(5) // the server will ask for it again
-    }
+    if (counted) this.head = this.readHead(pending.head)
+    tell(counted ? { kind: 'counted', round: pending.round } : { kind: 'not counted', round: pending.round, why })
+  }
+
+  /** Rests after a refusal. The server may ask for the same again, which would be refused again. */
+  private async rest(what: Sent, status: number, round: number): Promise<void> {
+    const seconds = this.rests.refused(what, status, round)
+    if (seconds === null) return
+    this.options.tell({ kind: 'resting', round, seconds })
+    await this.wait(seconds)
   }
 
   private async scoreAll(work: Work & { kind: 'score' }): Promise<void> {
@@ -340,9 +365,12 @@ export class LiveClient {
     this.options.tell({ kind: 'scoring', round: work.round })
     const about = { theta: work.theta, scores: await this.scores(work.splits, this.head) }
     const answer = await this.ask('PUT', `/v1/score/${work.round}`, new TextEncoder().encode(JSON.stringify(about)))
-    if (answer.status === 422) return this.options.tell({ kind: 'not scored', round: work.round, why: answer.error })
-    if (![409, 410].includes(answer.status)) good(answer) // these come too late, which does no harm
-    this.options.tell({ kind: 'scored', round: work.round })
+    const refused = answer.status === 422
+    const late = [409, 410].includes(answer.status) // which does no harm
+    if (!refused && !late) good(answer)
+    this.options.tell(refused ? { kind: 'not scored', round: work.round, why: answer.error } : { kind: 'scored', round: work.round })
+    if (refused || late) await this.rest('scores', answer.status, work.round)
+    else this.rests.taken('scores')
   }
 
   /** Loss and accuracy of a head on the splits that the device has. */
@@ -429,8 +457,10 @@ function isSecure(work: Work): work is SecureWork {
 function isOurs(target: string, bytes: Uint8Array): boolean {
   if (FILES.test(target)) return true // whoever asks checks a hash
   try {
-    const said = JSON.parse(new TextDecoder().decode(bytes)) as { counted?: unknown } | null
-    return typeof said === 'object' && said !== null && (!target.startsWith('/v1/update/') || said.counted === true)
+    const said = JSON.parse(new TextDecoder().decode(bytes)) as { counted?: unknown; state?: unknown } | null
+    if (typeof said !== 'object' || said === null) return false
+    if (target.startsWith('/v1/update/')) return said.counted === true
+    return !STATE.test(target) || STATES.includes(said.state as string)
   } catch {
     return false
   }

@@ -243,6 +243,8 @@ function text(event: Exclude<LiveEvent, { kind: 'away' }>): string {
       return `Round ${event.round}: sending ${MESSAGES[event.phase]}, ${bytesText(event.bytes)}.`
     case 'no part':
       return `Round ${event.round}: this browser takes no part in this attempt (${event.why}).`
+    case 'resting':
+      return `Round ${event.round}: the server refused it. Asking for work again in ${Math.ceil(event.seconds)} s.`
     case 'counted':
       return `Round ${event.round}: counted.`
     case 'not counted':

@@ -444,6 +444,101 @@ describe('a client', () => {
     })
   }
 
+  /**
+   * Runs a client with a server that asks for this work, one after the other, and answers what is sent with these statuses.
+   *
+   * @returns the seconds that the client rests after each answer, and what it tells of that.
+   */
+  async function rests(work: { kind: 'visit' | 'score'; round: number; seconds?: number; status: number }[]) {
+    const store = new MemoryStore()
+    await begin(store, 'a token', EXAMPLES)
+    const settings = { tau: 3, beta: 0.5, head_rate: 0.25, safeguard: false }
+    const server = new OneClient()
+    const [found, told]: [number[], number[]] = [[], []]
+    let at = -1
+    const fetch = async (url: URL | RequestInfo, init?: RequestInit) => {
+      const { pathname } = new URL(String(url))
+      if (pathname === '/v1/work') {
+        if (++at === work.length) return json(200, { kind: 'done' })
+        found.push(0)
+        return json(200, { theta: sha256(thetaBytes(1)), settings, payload: 'float32', splits: [], ...work[at] })
+      }
+      if (!/update|score/.test(pathname)) return server.answer(init!.method!, pathname, (init!.body as Uint8Array) ?? new Uint8Array())
+      const { status } = work[at]!
+      return json(status, status === 200 ? { counted: true } : { error: 'no' })
+    }
+    const sleep = async (seconds: number) => void (found[at]! += seconds)
+    const tell = (event: LiveEvent) => void (event.kind === 'resting' && told.push(event.seconds))
+    const client = new LiveClient({ store, open: async () => computing(), tell, server: 'http://host/', sleep, fetch, clock: () => 1790000000 })
+    expect(await client.run()).toBe('done')
+    expect(told).toEqual(found.filter((seconds) => seconds > 0))
+    return found
+  }
+
+  it('rests after a refusal, longer after each further one in a row, and as an update does after scores', async () => {
+    for (const kind of ['visit', 'score'] as const) {
+      const refused = { kind, round: 1, seconds: 60, status: 422 }
+      expect(await rests(Array(8).fill(refused))).toEqual([5, 10, 20, 40, 80, 160, 180, 180])
+      expect(await rests([refused, refused, { ...refused, round: 2, status: 200 }, { ...refused, round: 3 }])).toEqual([5, 10, 0, 5])
+      expect(await rests([{ ...refused, seconds: 2.5 }, refused])).toEqual([2.5, 10]) // no longer than the round, at first
+      expect(await rests([{ kind, round: 1, status: 422 }])).toEqual([5])
+      const late = { ...refused, status: 410 }
+      expect(await rests([late, late, { ...late, round: 2 }])).toEqual([0, 0, 0])
+      const another = { ...refused, status: 409 }
+      expect(await rests([another, { ...another, round: 2 }, { ...another, round: 2 }])).toEqual([0, 0, 5])
+    }
+    expect(await rests([{ kind: 'visit', round: 1, status: 400 }, { kind: 'visit', round: 1, status: 413 }])).toEqual([5, 10])
+    const both = (['visit', 'score', 'visit', 'score'] as const).map((kind) => ({ kind, round: 1, status: 422 }))
+    expect(await rests(both)).toEqual([5, 5, 10, 10])
+  })
+
+  it('stops while it rests', async () => {
+    const store = new MemoryStore()
+    await begin(store, 'a token', EXAMPLES)
+    const server = new OneClient({ 1: 422 })
+    const fetch = async (url: URL | RequestInfo, init?: RequestInit) => server.answer(init!.method!, new URL(String(url)).pathname, (init!.body as Uint8Array) ?? new Uint8Array())
+    const tell = (event: LiveEvent) => void (event.kind === 'resting' && client.stop())
+    const client: LiveClient = new LiveClient({ store, open: async () => computing(), tell, server: 'http://host/', fetch, clock: () => 1790000000 })
+    expect(await client.run()).toBe('stopped') // without a `sleep` of the test: it would take 5 s
+    expect([server.round, await store.pending()]).toEqual([2, undefined])
+  })
+
+  for (const state of ['counted', 'open', 'over']) {
+    it(`asks what became of an update if it has joined secure rounds since: ${state}`, async () => {
+      const store = new MemoryStore()
+      await begin(store, 'a token', EXAMPLES)
+      const identity = (await store.identity())!
+      await store.keepIdentity({ ...identity, token: null, member: { client: 4, classes: 2, rounds: ROUNDS, secure: true } })
+      const heads = [0, 7].map((number) => headBytes({ kernel: Float32Array.of(number, 0), bias: Float32Array.of(0, 0) }, '00'.repeat(32)))
+      await store.keepHead(heads[0]!)
+      await store.keepPending({ round: 1, body: Uint8Array.of(1), head: heads[1]! })
+      const server = new OneClient()
+      server.round = ROUNDS + 1
+      const asked: string[] = []
+      const answers = [json(502, { error: 'a proxy' }), json(200, { soon: true }), json(200, { round: 1, state })]
+      const left: (Pending | undefined)[] = []
+      const fetch = async (url: URL | RequestInfo, init?: RequestInit) => {
+        const { pathname } = new URL(String(url))
+        asked.push(`${init!.method} ${pathname}`)
+        if (!pathname.startsWith('/v1/secure/')) return server.answer(init!.method!, pathname, new Uint8Array())
+        left.push(await store.pending())
+        return answers.shift()!
+      }
+      const events: LiveEvent[] = []
+      const tell = (event: LiveEvent) => void events.push(event)
+      const client = new LiveClient({ store, open: async () => computing(), tell, server: 'http://host/', sleep: async () => {}, fetch, clock: () => 1790000000 })
+      expect(await client.run()).toBe('done')
+      const taken = state === 'counted'
+      const file = (await store.head())!
+      expect(readHead(file, 1, thetaOf(file)).kernel[0]).toBe(taken ? 7 : 0)
+      expect(asked.filter((one) => /update|secure/.test(one))).toEqual(Array(3).fill('GET /v1/secure/1'))
+      expect([left.every((pending) => pending?.round === 1), await store.pending()]).toEqual([true, undefined])
+      const why = 'this browser sends no update that is not masked'
+      expect(events).toContainEqual(taken ? { kind: 'counted', round: 1 } : { kind: 'not counted', round: 1, why })
+      expect(await store.counts()).toMatchObject({ counted: Number(taken), refused: Number(!taken) })
+    })
+  }
+
   it('leaves out the scores of a split where the loss is not finite, or as good as', async () => {
     for (const value of [Infinity, NaN, 3e38]) {
       const server = new OneClient()

@@ -23,7 +23,8 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
-from tflite_export.device.live.connection import Connection, NotTrusted
+from tflite_export.device.live.connection import Connection, NotTrusted, check_way
+from tflite_export.device.live.rests import SCORES, UPDATE, Rests
 from tflite_export.device.live.secure.state import SecureState
 from tflite_export.device.live.state import State
 from tflite_export.device.live.wire import KEYS, MASKED, PHASES
@@ -71,7 +72,7 @@ class LiveDevice:
     """One device.
 
     Args:
-        url: the server's address, such as 'https://example.org'.
+        url: the server's address, such as 'https://example.org'; with http, it must be of this machine.
         folder: what the device keeps between starts; see state.py.
         examples: {'train', and if there are, 'validation', 'test': (x, y)}, with x preprocessed as the manifest says;
             'classes': K, if the labels do not show it.
@@ -86,8 +87,8 @@ class LiveDevice:
 
     Raises:
         ServerError: the server refuses the device, or is away for longer than `patience`.
-        InvalidInput: there are no training examples; the device has not joined and has no token; or its folder is of
-            another run.
+        InvalidInput: others could read the token on its way to this address; there are no training examples; the
+            device has not joined and has no token; or its folder is of another run.
     """
 
     def __init__(
@@ -104,10 +105,9 @@ class LiveDevice:
         half: bool = False,
         secure: bool = False,
     ):
-        if not url.startswith(("http://", "https://")):
-            raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
+        check_way(url)
         check_examples(examples)
-        self.url, self.patience, self.log = url.rstrip("/"), patience, log
+        self.url, self.patience, self.log, self._rests = url.rstrip("/"), patience, log, Rests(log)
         self._connection, self.state = Connection(self.url, context), self._state(folder)
         try:
             self._signer = self.state.signer()
@@ -220,9 +220,12 @@ class LiveDevice:
         """Asks for work, and does it. Returns whether the run goes on.
 
         Args:
-            wait: seconds for which the server may hold the question.
+            wait: seconds for which the server may hold the question, and for which the device rests at most after
+                refusals (rests.py): if it rests longer, nothing was done, and the next call goes on with the rest.
         """
         self._settle_update()  # one without an answer, if the caller goes on after an error
+        if not self._rests.are_over(wait):
+            return True
         have = f"&have={self._last[0] or 'none'}{'&half=1' if self._half else ''}"  # so that a new theta comes with it
         masks = "&secure=1" if self.can_mask else ""
         answer = self._good(self._ask("GET", f"/v1/work?wait={wait:g}{have}{masks}"))
@@ -231,6 +234,7 @@ class LiveDevice:
             self._keep_theta(wire.entry(work, "theta", str), content, answer.digest)
         else:
             work = wire.read_json(answer.body)
+        self._rests.begin(work)
         if work["kind"] in PHASES:
             self._take_part(work)
             return True
@@ -273,27 +277,40 @@ class LiveDevice:
         self._settle_update()
 
     def _settle_update(self) -> None:
-        """Sends the update that is on its way, until the server has said whether it counts."""
+        """Sends the update that is on its way, until the server has said whether it counts.
+
+        One that is not masked may have been sent before the device was for secure rounds alone. It is not sent again:
+        the server is asked.
+        """
         pending = self._pending()
         if pending is None:
             return
+        number = pending.round_num
         if self._only_secure:
+            self._end(pending, self._state_of(number) == "counted", "this device sends no update that is not masked")
             self.state.drop()
             return
-        answer = self._ask("PUT", f"/v1/update/{pending.round_num}", pending.body)
+        answer = self._ask("PUT", f"/v1/update/{number}", pending.body)
         if answer.status == 200:
             if wire.read_json(answer.body).get("counted") is not True:  # as of a proxy in its place
                 raise ServerError(
                     "the server's answer does not say that the update is counted, which is sent again later"
                 )
-            self._counted(pending)
-            self.rounds += 1
-            self.log(f"round {pending.round_num}: counted")
+            self._end(pending, True)
+            self._rests.taken(UPDATE)
         elif answer.status in (400, 409, 410, 413, 422):
-            self.log(f"round {pending.round_num}: not counted: {answer.error}")
+            self._end(pending, False, answer.error)
+            self._rests.refused(UPDATE, answer.status, number)
         else:
             self._good(answer)
         self.state.drop()
+
+    def _end(self, pending: Any, counted: bool, why: str = "") -> None:
+        """Makes the head of an update current if the server has counted it, and tells the log."""
+        if counted:
+            self._counted(pending)
+            self.rounds += 1
+        self.log(f"round {pending.round_num}: {'counted' if counted else f'not counted: {why}'}")
 
     # Secure rounds
 
@@ -335,16 +352,16 @@ class LiveDevice:
         """Asks what became of a secure round, and makes its head current if it counts."""
         if (visited := self._visited()) is None:
             return
-        number = visited.round_num
-        answer = self._good(self._ask("GET", f"/v1/secure/{number}"))
-        state = wire.entry(wire.read_json(answer.body), "state", str)
-        if state == "open":
-            return
-        if state == "counted":
-            self._counted(visited)
-            self.rounds += 1
-        self.log(f"round {number}: {'counted' if state == 'counted' else 'not counted: it ended without this device'}")
-        self._kept.drop()
+        if (state := self._state_of(visited.round_num)) != "open":
+            self._end(visited, state == "counted", "it ended without this device")
+            self._kept.drop()
+
+    def _state_of(self, number: int) -> str:
+        """What became of this device in a round, as the server says: 'counted', 'open' or 'over'."""
+        state = self._json(self._ask("GET", f"/v1/secure/{number}")).get("state")
+        if state not in ("counted", "open", "over"):  # as of a proxy in its place
+            raise ServerError("the server's answer has no state that a device can use")
+        return str(state)
 
     def _score(self, work: dict) -> None:
         theta = self._theta(work["theta"])
@@ -358,8 +375,11 @@ class LiveDevice:
         answer = self._ask("PUT", f"/v1/score/{work['round']}", json.dumps(about).encode())
         if answer.status == 422:  # as with an update, the device goes on without
             self.log(f"round {work['round']}: its scores were not taken: {answer.error}")
-        elif answer.status not in (409, 410):  # these come too late, which does no harm
+        if answer.status in (409, 410, 422):  # the first two come too late, which does no harm
+            self._rests.refused(SCORES, answer.status, work["round"])
+        else:
             self._good(answer)
+            self._rests.taken(SCORES)
 
     # HTTP
 

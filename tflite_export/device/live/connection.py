@@ -16,6 +16,28 @@ _NOT_YET, _EXPIRED = 9, 10  # OpenSSL's numbers of certificates whose time is no
 _NO_URLLIB3 = "live rounds need the package urllib3: pip install urllib3"
 
 
+def check_way(url: str) -> None:
+    """Checks that nobody on the way to a server can read the token, or answer in the server's place.
+
+    Raises:
+        InvalidInput: it is no address, or of another machine and without TLS.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:  # such as a bracket that is not closed
+        host = None
+    if not host:
+        raise InvalidInput(f"a server's address is such as https://example.org:8443, found {url!r}")
+    if url.startswith("http://") and host not in _LOOPBACK:
+        raise InvalidInput(
+            f"http is for a server on this machine alone ({', '.join(_LOOPBACK)}): others could read the enrolment "
+            f"token on its way to {host}, or answer in its place. Give the server --tls, and the device its address "
+            f"with https://, found {url!r}"
+        )
+
+
 def trusting(ca: str | Path) -> ssl.SSLContext:
     """A context that trusts the certificates in this file.
 
