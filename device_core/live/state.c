@@ -49,24 +49,18 @@ bool live_is_there(const char *folder, const char *name) {
     return found;
 }
 
+struct content {
+    const void *at;
+    size_t bytes;
+};
+
+static int write_content(int file, const void *of) {
+    const struct content *content = of;
+    return write_whole(file, content->at, content->bytes);
+}
+
 int live_write(const char *path, const void *content, size_t bytes, unsigned mode, char *error) {
-    size_t room = strlen(path) + 8;
-    char *temporary = take(room, 1);
-    if (temporary == NULL) return no_memory(error);
-    snprintf(temporary, room, "%s.new", path);
-    int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, (mode_t)mode), status = 0;
-    if (file < 0) {
-        status = system_error(error, temporary);
-    } else {
-        int wrong = write_whole(file, content, bytes) || fsync(file), kept = errno;
-        if (close(file) != 0 && !wrong) wrong = 1, kept = errno;
-        errno = kept;
-        if (wrong) status = system_error(error, temporary);
-        else if (rename(temporary, path) != 0 || sync_folder(path) != 0) status = system_error(error, path);
-        if (status) unlink(temporary);
-    }
-    free(temporary);
-    return status;
+    return replace_file(path, mode, write_content, &(struct content){content, bytes}, error);
 }
 
 int live_read(const char *path, char **content, size_t *bytes, char *error) {

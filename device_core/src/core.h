@@ -104,11 +104,17 @@ int bundle_theta(const struct bundle *bundle, float **theta, char *error);
 char *join(const char *folder, const char *name);
 int read_whole(int file, void *to, size_t bytes); /* 0 if exactly so many bytes could be read */
 
-/* ---- head.c */
+/* ---- files.c */
 
 int write_whole(int file, const void *from, size_t bytes); /* 0 if all was written */
 char *parent_of(const char *path); /* of this file, to be freed; NULL: there is no memory */
 int sync_folder(const char *path); /* of this file: its new name must be on disk, too */
+/* Puts a file in the place of `path`. `write_to` writes its content and returns 0 if all was written. Several threads and
+ * processes may do so with the same file; it is then one of theirs, whole. */
+int replace_file(const char *path, unsigned mode, int (*write_to)(int file, const void *of), const void *of, char *error);
+
+/* ---- head.c */
+
 int check_names(const tfpfl_head *head, char *error);
 bool same_names(const tfpfl_head *a, const tfpfl_head *b);
 
