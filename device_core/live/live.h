@@ -41,10 +41,11 @@ double live_drawn(void); /* in [0, 1) */
 
 /* Makes the folder, and takes it for this process: `lock` is to be closed. Deletes what a killed process has left. */
 int live_take_folder(const char *folder, int *lock, char *error);
-bool live_is_there(const char *folder, const char *name);
+/* An error if it cannot be told: what is there is not to be replaced then. */
+int live_is_there(const char *folder, const char *name, bool *found, char *error);
 /* Writes a file in one step: the old or the new one is there, whole, also after a loss of power. */
 int live_write(const char *path, const void *content, size_t bytes, unsigned mode, char *error);
-/* Reads a file; `content` is to be freed. */
+/* Reads a file; `content` is to be freed. It is NULL if there is no such file, and not if it cannot be read now. */
 int live_read(const char *path, char **content, size_t *bytes, char *error);
 /* Deletes the files of a folder whose names end with `end`. */
 void live_empty(const char *folder, const char *end);

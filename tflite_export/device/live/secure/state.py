@@ -46,10 +46,14 @@ class SecureState:
         return unpacked(path.read_bytes(), num_features, num_classes) if path.exists() else None
 
     def attempt(self) -> dict | None:
-        """What is kept of the attempt; None if there is none that can be read: then nothing was sent in it."""
+        """What is kept of the attempt; None if there is none, or it is damaged: then nothing was sent in it.
+
+        Raises:
+            OSError: the file cannot be read now. It stays: messages may have been sent in the attempt.
+        """
         try:
             return json.loads((self.folder / ATTEMPT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None
 
     def keep_attempt(self, about: dict) -> None:
