@@ -109,9 +109,11 @@ int read_whole(int file, void *to, size_t bytes); /* 0 if exactly so many bytes 
 int write_whole(int file, const void *from, size_t bytes); /* 0 if all was written */
 char *parent_of(const char *path); /* of this file, to be freed; NULL: there is no memory */
 int sync_folder(const char *path); /* of this file: its new name must be on disk, too */
-/* Puts a file in the place of `path`. `write_to` writes its content and returns 0 if all was written. Several threads and
- * processes may do so with the same file; it is then one of theirs, whole. */
-int replace_file(const char *path, unsigned mode, int (*write_to)(int file, const void *of), const void *of, char *error);
+/* Writes the content of a file; 0 if all was written. */
+typedef int content_writer(int file, const void *of);
+/* Puts a file in the place of `path`. Several threads and processes may do so with the same file; it is then one of theirs,
+ * whole. */
+int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, char *error);
 
 /* ---- head.c */
 

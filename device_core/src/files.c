@@ -45,8 +45,8 @@ int sync_folder(const char *path) {
     return found;
 }
 
-/* Makes a new file beside `path`, which no other thread or process has. Its name, to be freed, ends with .new, so that what
- * a killed process has left is known. */
+/* Makes a new file beside `path`, which no other thread or process has. Its name, to be freed, ends with .new, so that
+ * what a killed process has left is known. */
 static int open_beside(const char *path, unsigned mode, char **name, char *error) {
     size_t room = strlen(path) + 64;
     int file = -1;
@@ -61,7 +61,7 @@ static int open_beside(const char *path, unsigned mode, char **name, char *error
     return file;
 }
 
-int replace_file(const char *path, unsigned mode, int (*write_to)(int file, const void *of), const void *of, char *error) {
+int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, char *error) {
     char *temporary;
     int file = open_beside(path, mode, &temporary, error), status = 0;
     if (file < 0) {
