@@ -16,6 +16,7 @@
 struct http {
     CURL *curl;
     char *url, *certificate;
+    bool here; /* the server is on this machine */
     double patience;
 };
 
@@ -29,6 +30,19 @@ static int keep(char **to, const char *text, size_t bytes, char *error) {
     return 0;
 }
 
+static bool is_here(const char *url) {
+    static const char *const names[] = {"127.0.0.1", "[::1]", "localhost"};
+    CURLU *parts = curl_url();
+    char *host = NULL;
+    bool found = false;
+    if (parts != NULL && curl_url_set(parts, CURLUPART_URL, url, 0) == CURLUE_OK &&
+        curl_url_get(parts, CURLUPART_HOST, &host, 0) == CURLUE_OK)
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) found = found || curl_strequal(host, names[i]);
+    curl_free(host);
+    curl_url_cleanup(parts);
+    return found;
+}
+
 int live_http_open(const char *url, const char *certificate, double patience, struct http **out, char *error) {
     struct http *http = *out = calloc(1, sizeof *http);
     size_t bytes = strlen(url);
@@ -40,6 +54,7 @@ int live_http_open(const char *url, const char *certificate, double patience, st
     http->curl = curl_easy_init();
     int status = http->curl == NULL ? no_memory(error) : keep(&http->url, url, bytes, error);
     if (status == 0 && certificate != NULL) status = keep(&http->certificate, certificate, strlen(certificate), error);
+    http->here = status == 0 && is_here(http->url);
     return status;
 }
 
@@ -121,6 +136,7 @@ static void set_options(struct http *http, const char *url, const struct request
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, receive);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, found);
+    if (http->here) curl_easy_setopt(curl, CURLOPT_PROXY, "");  /* a proxy is elsewhere, and would get the token */
     if (http->certificate != NULL) {
         curl_easy_setopt(curl, CURLOPT_CAINFO, http->certificate);
         curl_easy_setopt(curl, CURLOPT_CAPATH, NULL);  /* else those in the system's folder could sign, too */

@@ -111,7 +111,7 @@ char *parent_of(const char *path); /* of this file, to be freed; NULL: there is 
 int sync_folder(const char *path); /* of this file: its new name must be on disk, too */
 /* Writes the content of a file; 0 if all was written. */
 typedef int content_writer(int file, const void *of);
-/* Puts a file in the place of `path`. Several threads and processes may do so with the same file; it is then one of theirs,
+/* Puts a file in the place of `path`. Several threads and processes may do so with one file; it is then one of theirs,
  * whole. */
 int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, char *error);
 

@@ -418,6 +418,31 @@ def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch)
     assert "does not answer: SSL certificate problem: " in said[2]
 
 
+PROXIED = """
+int main(int count, char **arguments) { ask(arguments[count - 2], arguments[count - 1], NULL); }
+"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"])
+def test_a_server_on_this_machine_is_asked_without_a_proxy(live, tmp_path, monkeypatch, host):
+    """Otherwise the proxy of a company would get the enrolment token, and could reach no server here."""
+    program, asked = built(live, PROXIED, tmp_path / "proxied"), []
+    with Proxy() as proxy:
+        proxy.ask = lambda method, path, *_: asked.append(path) or (404, [], b"nobody")
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.address)
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+
+        def said(url):
+            return subprocess.run([program, url, tmp_path / "device"], capture_output=True, text=True).stdout
+
+        for scheme in ("http", "https"):
+            assert said(f"{scheme}://{host}:9").startswith(f"{scheme}://{host}:9 does not answer: ") and not asked
+        said("http://127.0.0.3:9")
+        assert asked == ["http://127.0.0.3:9/v1/join"]  # others are asked through it
+
+
 CLOSED = """
 #include <curl/curl.h>
 #include <signal.h>
