@@ -224,12 +224,14 @@ void live_pause(double seconds) {
 
 int live_ask(struct http *http, const struct signer *signer, const struct request *request, struct answer *answer,
              char *error) {
-    double until = now() + http->patience, pause = 0.2;
-    for (;;) {
+    double until = 0, pause = 0.2;
+    for (bool away = false;; away = true) {
         bool again;
         memset(answer, 0, sizeof *answer);
         int status = once(http, signer, request, answer, &again, error);
-        if (!again || now() + pause > until) return status;
+        if (!again) return status;
+        if (!away) until = now() + http->patience;  /* before that the server was there, as in a long download */
+        if (now() + pause > until) return status;
         live_pause(pause * (0.5 + 0.5 * live_drawn()));  /* not all devices at once */
         pause = 2 * pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE;
     }

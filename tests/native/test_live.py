@@ -21,7 +21,7 @@ from helpers import phones
 from helpers.certificates import made_certificate
 from helpers.live import examples_of, in_threads, live_theta, new_run, same_scores, serving, simulated
 from helpers.marks import slow_but
-from helpers.native import CORE, NativeError, compiler
+from helpers.native import CORE, NativeError, linked
 from helpers.native_live import Lost, NativeLive, Proxy, live_programs, missing, write_raw
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import head_bytes, load_head
@@ -391,12 +391,9 @@ int main(int count, char **arguments) {
 """
 
 
-def built(live, source, program, *libraries):
+def built(live, source, program, *libraries, asking=ASKING):
     """A program with `ask`, which may have functions of its own in the place of a library's."""
-    command = [compiler(), "-x", "c", "-", "-x", "none", f"-I{CORE / 'include'}", "-rdynamic", "-o", program]
-    command += [live / "libtfpfl_live.a", "-lcurl", *libraries, "-lcrypto", "-lm", "-ldl"]
-    subprocess.run(command, input=ASKING + source, text=True, check=True)
-    return program
+    return linked(asking + source, program, live / "libtfpfl_live.a", "-lcurl", *libraries, "-lcrypto")
 
 
 def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch):
@@ -441,6 +438,39 @@ def test_a_server_on_this_machine_is_asked_without_a_proxy(live, tmp_path, monke
             assert said(f"{scheme}://{host}:9").startswith(f"{scheme}://{host}:9 does not answer: ") and not asked
         said("http://127.0.0.3:9")
         assert asked == ["http://127.0.0.3:9/v1/join"]  # others are asked through it
+
+
+BROKEN = """
+#include <curl/curl.h>
+#include <time.h>
+static int asked, paused;
+static double clock_is = 1000;
+int clock_gettime(clockid_t id, struct timespec *time) {
+    (void)id;
+    *time = (struct timespec){.tv_sec = (time_t)clock_is};
+    return 0;
+}
+int nanosleep(const struct timespec *time, struct timespec *left) {
+    (void)time, (void)left;
+    return paused++, 0;
+}
+/* The first attempt takes 400 seconds and breaks off; from then on an attempt takes 100 seconds. */
+CURLcode curl_easy_perform(CURL *curl) {
+    clock_is += asked++ == 0 ? 400 : 100;
+    return curl == NULL ? CURLE_OK : CURLE_PARTIAL_FILE;
+}
+int main(int count, char **arguments) {
+    ask("http://127.0.0.1:9", arguments[count - 1], NULL);
+    printf("%d %d\\n", asked, paused);
+}
+"""
+
+
+def test_patience_begins_when_the_server_goes_away(live, tmp_path):
+    """A download that takes longer than the patience and breaks off once is asked for again: 300 seconds long."""
+    program = built(live, BROKEN, tmp_path / "broken", asking=ASKING.replace("-1}", "300}"))
+    done = subprocess.run([program, tmp_path / "device"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["4 3"]  # at 1400, 1500, 1600 and 1700 seconds
 
 
 CLOSED = """

@@ -380,11 +380,12 @@ class LiveDevice:
         return answer
 
     def _send(self, method: str, target: str, body: bytes, client: int | None) -> Answer:
-        """Sends a request until there is an answer, with longer and longer pauses, as long as `patience`.
+        """Sends a request until there is an answer, with longer and longer pauses, for `patience` from the first failure.
 
         When the server is away, the log is told once.
         """
-        until, pause, is_told = time.monotonic() + self.patience, 0.2, False
+        until: float | None = None
+        pause, is_told = 0.2, False
         while True:
             try:
                 answer = self._once(method, target, body, client)
@@ -393,6 +394,8 @@ class LiveDevice:
             except (NotTrusted, OSError) as error:
                 if isinstance(error, NotTrusted) and not self._is_reached:  # later it may be another network's page
                     raise ServerError(str(error)) from error
+                if until is None:  # before that the server was there, as in a long download
+                    until = time.monotonic() + self.patience
                 if time.monotonic() + pause > until:
                     raise ServerError(f"{self.url} does not answer: {error}") from error
                 if not is_told and not isinstance(error, _AskedTooOften):
