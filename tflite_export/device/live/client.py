@@ -380,9 +380,9 @@ class LiveDevice:
         return answer
 
     def _send(self, method: str, target: str, body: bytes, client: int | None) -> Answer:
-        """Sends a request until there is an answer, with longer and longer pauses, for `patience` from the first failure.
+        """Sends a request until there is an answer, with longer and longer pauses, as long as `patience`.
 
-        When the server is away, the log is told once.
+        The patience begins with the first failure. When the server is away, the log is told once.
         """
         until: float | None = None
         pause, is_told = 0.2, False
