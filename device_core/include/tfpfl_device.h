@@ -14,7 +14,9 @@
  *
  * A client is used by one thread at a time; several clients are independent of each other. There are no global
  * variables. Nothing is kept of the arrays that are given. Every function returns 0, or the kind of error; then
- * `tfpfl_error` says in one line what was found, and the head has not changed.
+ * `tfpfl_error` says in one line what was found, and the head has not changed. There is one exception: if the file of
+ * the head was replaced and its folder could not be written to the disk, this is an error, and the head is the new one,
+ * which a loss of power may undo. (Folders of file systems that cannot do this, EINVAL or ENOTSUP, are taken as they are.)
  */
 #ifndef TFPFL_DEVICE_H
 #define TFPFL_DEVICE_H

@@ -61,7 +61,8 @@ static int write_content(int file, const void *of) {
 }
 
 int live_write(const char *path, const void *content, size_t bytes, unsigned mode, char *error) {
-    return replace_file(path, mode, write_content, &(struct content){content, bytes}, error);
+    bool replaced;
+    return replace_file(path, mode, write_content, &(struct content){content, bytes}, &replaced, error);
 }
 
 int live_read(const char *path, char **content, size_t *bytes, char *error) {

@@ -38,6 +38,8 @@ int sync_folder(const char *path) {
     free(folder);
     if (file >= 0) {
         found = fsync(file);
+        /* Some file systems have no way to do this, and write names to the disk in their own time. */
+        if (found != 0 && (errno == EINVAL || errno == ENOTSUP || errno == EOPNOTSUPP)) found = 0;
         int kept = errno;
         close(file);
         errno = kept;
@@ -61,9 +63,11 @@ static int open_beside(const char *path, unsigned mode, char **name, char *error
     return file;
 }
 
-int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, char *error) {
+int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, bool *replaced,
+                 char *error) {
     char *temporary;
     int file = open_beside(path, mode, &temporary, error), status = 0;
+    *replaced = false;
     if (file < 0) {
         free(temporary);
         return TFPFL_SYSTEM_ERROR;
@@ -73,8 +77,11 @@ int replace_file(const char *path, unsigned mode, content_writer *write_to, cons
     errno = kept;
     if (wrong) status = system_error(error, temporary);
     else if (rename(temporary, path) != 0) status = system_error(error, path);
-    if (status) unlink(temporary);
-    else if (sync_folder(path) != 0) status = system_error(error, path);
+    *replaced = status == 0;
+    if (!*replaced) unlink(temporary);
+    else if (sync_folder(path) != 0)
+        status = fail(error, TFPFL_SYSTEM_ERROR, "[Errno %d] %s: the file is the new one, and after a loss of power it "
+                      "may be the old one again: '%s'", errno, strerror(errno), path);
     free(temporary);
     return status;
 }

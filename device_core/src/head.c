@@ -109,9 +109,15 @@ static int write_head(int file, const void *of) {
            (named && (write_whole(file, size, 4) || write_whole(file, head->names, head->names_bytes)));
 }
 
-int tfpfl_head_save(const char *path, const tfpfl_head *head, char *error) {
+int save_head(const char *path, const tfpfl_head *head, bool *replaced, char *error) {
     int wrong_names = check_names(head, error);
-    return wrong_names ? wrong_names : replace_file(path, 0666, write_head, head, error);
+    *replaced = false;
+    return wrong_names ? wrong_names : replace_file(path, 0666, write_head, head, replaced, error);
+}
+
+int tfpfl_head_save(const char *path, const tfpfl_head *head, char *error) {
+    bool replaced;
+    return save_head(path, head, &replaced, error);
 }
 
 /* ---- reading */
