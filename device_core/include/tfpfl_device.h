@@ -16,7 +16,7 @@
  * variables. Nothing is kept of the arrays that are given. Every function returns 0, or the kind of error; then
  * `tfpfl_error` says in one line what was found, and the head has not changed. There is one exception: if the file of
  * the head was replaced and its folder could not be written to the disk, this is an error, and the head is the new one,
- * which a loss of power may undo. (Folders of file systems that cannot do this, EINVAL or ENOTSUP, are taken as they are.)
+ * which a loss of power may undo. (Where a file system cannot do this, with EINVAL or ENOTSUP, that is no error.)
  */
 #ifndef TFPFL_DEVICE_H
 #define TFPFL_DEVICE_H
