@@ -115,6 +115,7 @@ void words_add(struct words *words, const char *text);
 void words_text(struct words *words, const char *text);     /* in quotes */
 void words_number(struct words *words, double value);       /* as Python's json has it */
 void words_whole(struct words *words, size_t value);
+/* Whether there is such an entry, and it is right; otherwise `to` stays as it is. */
 bool live_text_entry(const struct json *json, const char *name, char *to, size_t room);
 bool live_whole_entry(const struct json *json, uint32_t object, const char *name, int64_t low, int64_t *to);
 bool live_rate_entry(const struct json *json, uint32_t object, const char *name, double *to);

@@ -327,9 +327,11 @@ class LiveDevice:
             self._good(answer)
 
     def _refuse(self, work: dict, why: str) -> None:
-        self.log(f"round {work['round']}, attempt {work['attempt']}: this device takes no part: {why}")
+        number, attempt = (wire.entry_or(work, name, int, 1, 0) for name in ("round", "attempt"))
+        self.log(f"round {number}, attempt {attempt}: this device takes no part: {why}")
         self._secure.refuse(why)
-        time.sleep(min(float(work["seconds"]), _REST))  # the server goes on asking until the phase is over
+        seconds = wire.entry_or(work, "seconds", float, 0, _REST)
+        time.sleep(min(seconds, _REST))  # the server goes on asking until the phase is over
 
     def _settle_secure(self) -> None:
         """Asks what became of a secure round, and makes its head current if it counts."""
