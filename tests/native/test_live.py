@@ -497,6 +497,20 @@ def test_a_connection_that_the_server_has_closed_does_not_end_the_app(live, tmp_
     assert done.returncode == -signal.SIGPIPE  # the app's own signals are the app's
 
 
+def test_the_example_says_which_file_cannot_be_read(live, tmp_path):
+    """Where there are no examples of a split, there is no file."""
+    command, data = (
+        [live / "live", "http://127.0.0.1:9", tmp_path / "data", tmp_path / "state", "x.so"],
+        tmp_path / "data",
+    )
+    data.mkdir()
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert said == "Error: a device needs training examples\n"
+    (data / "test_y.bin").mkdir()
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert said == f"{data}/test_y.bin: Is a directory\n"
+
+
 def test_the_listing_in_the_documentation_is_the_example():
     listing = (CORE / "examples" / "live.c").read_text()
     shown = re.findall(r"```c\n(.*?)```", (CORE.parent / "docs" / "live.md").read_text(), re.S)

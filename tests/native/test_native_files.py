@@ -1,6 +1,7 @@
 """Heads, payloads and hashes in C: the same bytes as in Python, the same messages, and nothing lost at kill -9."""
 
 import hashlib
+import re
 import shutil
 import signal
 import struct
@@ -194,6 +195,31 @@ def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(nat
     for names in (b'["a", "b", "\\ud800"]', b' [ "a" ,"b","c"]\n', b'["a", "ab", "b"]'):
         path.write_bytes(with_names(names))
         assert native.load_head(path, 7, 3).labels == load_head(path, 7, 3).labels
+
+
+def test_the_unit_for_boards_waits_for_all_files_of_examples():
+    """x.bin is written before y.bin, and the unit may start in between."""
+    unit = (CORE / "systemd" / "tfpfl-personalize.service").read_text()
+    command, folder = (re.search(f"^{name}=(.*)$", unit, re.M)[1] for name in ("ExecStart", "WorkingDirectory"))
+    needed = [f"{folder}/{name}" for name in command.split() if name in ("x.bin", "y.bin")]
+    assert needed == re.findall("^ConditionPathExists=(.*)$", unit, re.M) and len(needed) == 2
+
+
+def test_the_example_says_which_file_cannot_be_read(programs, tmp_path):
+    """A folder has no content, and a missing file has none either."""
+    (tmp_path / "x.bin").write_bytes(bytes(70_000))
+    (tmp_path / "y.bin").mkdir()
+    for x, y, why in (("none.bin", "y.bin", "none.bin: No such file"), ("x.bin", "y.bin", "y.bin: Is a directory")):
+        command = [
+            programs / "personalize",
+            tmp_path,
+            "libLiteRt.so",
+            tmp_path / x,
+            tmp_path / y,
+            tmp_path / "head.bin",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and done.stderr.startswith(f"{tmp_path}/{why}") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.table
