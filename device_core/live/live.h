@@ -47,6 +47,10 @@ int live_is_there(const char *folder, const char *name, bool *found, char *error
 int live_write(const char *path, const void *content, size_t bytes, unsigned mode, char *error);
 /* Reads a file; `content` is to be freed. It is NULL if there is no such file, and not if it cannot be read now. */
 int live_read(const char *path, char **content, size_t *bytes, char *error);
+/* Deletes a file, if it is there. A loss of power may bring it back until the folder is on the disk. */
+int live_delete(const char *folder, const char *name, char *error);
+/* Writes to the disk which names a folder has, if there is one. */
+int live_sync(const char *folder, char *error);
 /* Deletes the files of a folder whose names end with `end`. */
 void live_empty(const char *folder, const char *end);
 

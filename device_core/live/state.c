@@ -86,6 +86,21 @@ int live_read(const char *path, char **content, size_t *bytes, char *error) {
     return status;
 }
 
+int live_delete(const char *folder, const char *name, char *error) {
+    char *path = join(folder, name);
+    int status = path == NULL ? no_memory(error) : unlink(path) != 0 && errno != ENOENT ? system_error(error, path) : 0;
+    free(path);
+    return status;
+}
+
+int live_sync(const char *folder, char *error) {
+    char *inside = join(folder, "lock");  /* any name */
+    int status = inside == NULL ? no_memory(error)
+                                : sync_folder(inside) != 0 && errno != ENOENT ? system_error(error, folder) : 0;
+    free(inside);
+    return status;
+}
+
 void live_empty(const char *folder, const char *end) {
     DIR *list = opendir(folder);
     struct dirent *entry;
@@ -143,6 +158,9 @@ int live_take_folder(const char *folder, int *lock, char *error) {
     char *secure = status == 0 ? join(folder, "secure") : NULL;
     if (status == 0) live_empty(folder, ".new");
     if (secure != NULL) live_empty(secure, ".new");  /* secrets may be in what was half written */
+    /* A process that was killed may have deleted more, which must not come back after a loss of power. */
+    if (status == 0) status = live_sync(folder, error);
+    if (status == 0) status = secure == NULL ? no_memory(error) : live_sync(secure, error);
     free(secure);
     return status;
 }
@@ -291,8 +309,6 @@ int live_pending(const char *folder, const tfpfl_model *model, struct pending *p
 }
 
 int live_drop(const char *folder, char *error) {
-    char *path = join(folder, UPDATE_FILE);
-    int status = path == NULL ? no_memory(error) : unlink(path) != 0 && errno != ENOENT ? system_error(error, path) : 0;
-    free(path);
-    return status;
+    int status = live_delete(folder, UPDATE_FILE, error);
+    return status == 0 ? live_sync(folder, error) : status;
 }

@@ -39,7 +39,7 @@ int LiteRtGetSignatureKey(handle s, const char **key) { *key = "features"; retur
 int LiteRtGetNumSignatureInputs(handle s, size_t *n) { *n = 9; return ends("GetNumSignatureInputs"); }
 int LiteRtGetNumSignatureOutputs(handle s, size_t *n) { *n = 2; return ends("GetNumSignatureOutputs"); }
 int LiteRtGetSignatureInputName(handle s, size_t i, const char **n) { *n = "x"; return ends("GetSignatureInputName"); }
-int LiteRtGetSignatureOutputName(handle s, size_t i, const char **n) { return *n = "y", ends("GetSignatureOutputName"); }
+int LiteRtGetSignatureOutputName(handle s, size_t i, const char **n) { *n = "y"; return ends("GetSignatureInputName"); }
 int LiteRtGetRankedTensorType(handle t, void *type) { memset(type, 0, 72); return ends("GetRankedTensorType"); }
 """
 RUNNING = """

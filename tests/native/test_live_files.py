@@ -1,13 +1,17 @@
 """What a device in C keeps between starts, on a disk that fails: nothing that is there is taken for missing."""
 
+import os
 import shutil
 import subprocess
+from contextlib import closing
 
 import pytest
 
 from helpers.hand_made import manifest_of, write_files, write_manifest
 from helpers.native import linked
 from helpers.native_live import Proxy, live_programs, missing
+from tflite_export.device.live.secure.state import SecureState
+from tflite_export.device.live.state import State
 from tflite_export.device.live.wire import Signer
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -65,6 +69,35 @@ int main(int count, char **arguments) {
     puts(error);
 }
 """
+FORGETTING = """
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include "secure.h"
+/* Says what is deleted, and which folders are written to the disk. */
+int unlink(const char *path) {
+    if (faccessat(AT_FDCWD, path, F_OK, 0) == 0) printf("- %s\\n", strrchr(path, '/') + 1);
+    return unlinkat(AT_FDCWD, path, 0);
+}
+int fsync(int file) {
+    char name[40], path[4096] = "";
+    snprintf(name, sizeof name, "/proc/self/fd/%d", file);
+    if (readlink(name, path, sizeof path - 1) > 0) printf("%s\\n", strrchr(path, '/') + 1);
+    return 0;
+}
+int main(int count, char **arguments) {
+    char error[TFPFL_ERROR_ROOM] = "";
+    const char *folder = arguments[count - 1], *what = arguments[1];
+    int lock, status = -1;
+    if (strcmp(what, "begin") == 0) status = live_take_folder(folder, &lock, error);
+    if (strcmp(what, "update") == 0) status = live_drop(folder, error);
+    if (strcmp(what, "attempt") == 0) status = secure_drop_attempt(folder, error);
+    if (strcmp(what, "round") == 0) status = secure_drop(folder, error);
+    if (status != 0) puts(error);
+}
+"""
 LIBRARIES = "-lcurl", "-lcrypto"
 
 
@@ -72,7 +105,7 @@ LIBRARIES = "-lcurl", "-lcrypto"
 def programs(tmp_path_factory):
     """{what it does: a program}"""
     folder, library = tmp_path_factory.mktemp("programs"), live_programs() / "libtfpfl_live.a"
-    sources = {"open": FAILING + OPENING, "read": FAILING + READING}
+    sources = {"open": FAILING + OPENING, "read": FAILING + READING, "forget": FORGETTING}
     return {name: linked(source, folder / name, library, *LIBRARIES) for name, source in sources.items()}
 
 
@@ -80,7 +113,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def said(program, *arguments, bad):
+def said(program, *arguments, bad=""):
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=True, env={"BAD": bad})
     return done.stdout.splitlines()
 
@@ -121,3 +154,57 @@ def test_what_is_on_its_way_is_not_forgotten(programs, tmp_path, name):
     path.write_bytes(b"what may have been sent")
     assert said(programs["read"], tmp_path, bad=f"/{name}") == [f"[Errno 5] Input/output error: '{path}'"]
     assert path.exists()
+
+
+FORGOTTEN = {  # in the client in C; that in Python has other names
+    "begin": ["- head.bin.7.0.new", "- keys.7.0.new", "state", "secure"],
+    "update": ["- update.bin", "state"],
+    "attempt": ["- attempt.bin", "secure", "- keys", "- shares", "- masked", "- unmask", "secure"],
+    "round": ["- attempt.bin", "secure", "- keys", "- shares", "- masked", "- unmask", "- update.bin", "secure"],
+}
+NAMES = {"- attempt.bin": "- attempt.json", "- update.bin": "- visit.npz"}
+
+
+def filled(state):
+    """A folder with all that a device may have to forget."""
+    (state / "secure").mkdir(parents=True)
+    for name in ("update.bin", "update.npz", "head.bin.7.0.new", "secure/keys.7.0.new", "secure/attempt.bin"):
+        (state / name).write_bytes(b"secret")
+    for name in ("attempt.json", "visit.npz", "update.bin", "keys", "shares", "masked", "unmask"):
+        (state / "secure" / name).write_bytes(b"secret")
+
+
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_what_is_deleted_does_not_come_back_after_a_loss_of_power(programs, tmp_path, what):
+    """The folder is written to the disk: of an attempt first without the secrets, and then without the messages."""
+    state = tmp_path / "state"
+    filled(state)
+    for name in ("update.npz", "secure/visit.npz") if what == "begin" else ():
+        (state / name).unlink()
+    assert said(programs["forget"], what, state) == FORGOTTEN[what]
+    shutil.rmtree(state / "secure")  # nothing of it is there at first
+    assert said(programs["forget"], what, state) == [line for line in FORGOTTEN[what] if line == "state"]
+
+
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_what_is_deleted_in_python_does_not_come_back_either(tmp_path, monkeypatch, what):
+    state, seen = tmp_path / "state", []
+    filled(state)
+    delete = os.unlink
+
+    def unlink(path, *more, **how):
+        seen.extend([f"- {os.path.basename(path)}"] if os.path.exists(path) else [])
+        delete(path, *more, **how)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}"))))
+    with closing(State(state)) as device:
+        if what != "begin":
+            seen.clear()
+            secure = SecureState(state)
+            {"update": device.drop, "attempt": secure.drop_attempt, "round": secure.drop}[what]()
+    expected = {
+        "update": ["- update.npz", "state"],
+        "round": [*FORGOTTEN["attempt"], "- update.bin", "secure"],
+    }
+    assert seen == [NAMES.get(line, line) for line in expected.get(what, FORGOTTEN[what])]

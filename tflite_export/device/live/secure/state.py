@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.files import write_whole
+from tflite_export.device.files import sync_folder, write_whole
 from tflite_export.device.live.state import Pending, packed, unpacked
 from tflite_export.device.live.wire import PHASES
 
@@ -70,14 +70,23 @@ class SecureState:
         self._write(phase, body)
 
     def drop_attempt(self) -> None:
-        """Forgets the attempt: first its secrets, so that no message can ever be made with them again."""
-        for name in (ATTEMPT, *PHASES):
-            (self.folder / name).unlink(missing_ok=True)
+        """Forgets the attempt: first its secrets, so that no message can ever be made with them again.
+
+        On disk, too, the secrets are gone before a message is, and all of it when this returns.
+        """
+        self._delete(ATTEMPT)
+        self._delete(*PHASES)
 
     def drop(self) -> None:
         """Forgets all: the round is over."""
         self.drop_attempt()
-        (self.folder / VISIT).unlink(missing_ok=True)
+        self._delete(VISIT)
+
+    def _delete(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        if self.folder.is_dir():
+            sync_folder(self.folder)
 
     def _write(self, name: str, content: bytes) -> None:
         self.folder.mkdir(mode=0o700, exist_ok=True)
