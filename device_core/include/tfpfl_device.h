@@ -34,6 +34,12 @@ extern "C" {
 #define TFPFL_API
 #endif
 
+/* Of this header. The library says its own: tfpfl_options, tfpfl_examples, tfpfl_live_options and the other structs may
+ * grow, so an app must be compiled with the header of the library that it runs with. A program is linked to the number
+ * before the first point (libtfpfl_device.so.0); while it is 0, both versions must be the same. */
+#define TFPFL_VERSION "0.1.0"
+TFPFL_API const char *tfpfl_version(void);
+
 #define TFPFL_ERROR_ROOM 1024 /* bytes that hold any message */
 #define TFPFL_MOST_DIMENSIONS 7
 #define TFPFL_KIND_ROOM 80

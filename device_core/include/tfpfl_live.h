@@ -17,6 +17,8 @@
  * round (secure/). A process may be killed anywhere: the next start sends the update again, and its head becomes
  * current exactly if the server has counted it. The head, examples and labels never leave the device.
  *
+ * The version is that of tfpfl_device.h; for its structs the same holds as for those there.
+ *
  * A device is used by one thread at a time, and its folder by one device. Programs with several threads call
  * curl_global_init first. All functions wait for the server; every function returns 0 or the kind of error.
  */

@@ -214,7 +214,7 @@ NAMED(void, startFrom)(JNIEnv *env, jclass self, jlong handle, jfloatArray kerne
     if (status != 0) raise(env, status, tfpfl_error(CLIENT(handle)));
 }
 
-/* each: numbers of one example. Where there are not `count` times as many, the core refuses them, and writes nothing. */
+/* each: numbers of one example. Where there are not `count` times as many, the core refuses, and writes nothing. */
 static jfloatArray rows(JNIEnv *env, jlong handle, jobjectArray arrays, jint count, size_t each, size_t columns,
                         int (*compute)(tfpfl_client *, const tfpfl_examples *, float *)) {
     struct given given;
