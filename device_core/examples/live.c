@@ -7,22 +7,35 @@
  * classes.txt with the number.
  * STATE keeps what the device must know at its next start. TOKEN is needed at the first one.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "tfpfl_live.h"
 
+static void *unreadable(const char *path) {
+    perror(path);
+    exit(1);
+}
+
+/* NULL if there is no such file. Ends the program, and says why, if one cannot be read. A zero follows the content. */
 static void *read_file(const char *folder, const char *name, size_t *bytes) {
-    char path[4096];
+    char path[4096], *content = NULL;
     snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *file = fopen(path, "rb");
+    size_t used = 0, room = 0, part;
     *bytes = 0;
-    if (file == NULL || fseek(file, 0, SEEK_END) != 0) return NULL;
-    long size = ftell(file);
-    char *content = calloc((size_t)size + 1, 1);
-    rewind(file);
-    if (content != NULL) *bytes = fread(content, 1, (size_t)size, file);
+    if (file == NULL) return errno == ENOENT ? NULL : unreadable(path);
+    do {
+        if (used == room) content = realloc(content, (room = 2 * room + 65536) + 1);
+        if (content == NULL) return unreadable(path);
+        part = fread(content + used, 1, room - used, file);
+        used += part;
+    } while (part > 0);
+    if (ferror(file)) return unreadable(path);
     fclose(file);
+    content[used] = 0;
+    *bytes = used;
     return content;
 }
 

@@ -7,14 +7,26 @@
 
 #include "tfpfl_device.h"
 
+static void *unreadable(const char *path) {
+    perror(path);
+    exit(1);
+}
+
+/* Ends the program, and says why, if a file cannot be read. */
 static void *read_file(const char *path, size_t *bytes) {
     FILE *file = fopen(path, "rb");
-    if (file == NULL || fseek(file, 0, SEEK_END) != 0) return NULL;
-    *bytes = (size_t)ftell(file);
-    void *content = malloc(*bytes + 1);
-    rewind(file);
-    if (content != NULL && fread(content, 1, *bytes, file) != *bytes) content = NULL;
+    char *content = NULL;
+    size_t used = 0, room = 0, part;
+    if (file == NULL) return unreadable(path);
+    do {
+        if (used == room) content = realloc(content, room = 2 * room + 65536);
+        if (content == NULL) return unreadable(path);
+        part = fread(content + used, 1, room - used, file);
+        used += part;
+    } while (part > 0);
+    if (ferror(file)) return unreadable(path);
     fclose(file);
+    *bytes = used;
     return content;
 }
 

@@ -14,7 +14,9 @@
  *
  * A client is used by one thread at a time; several clients are independent of each other. There are no global
  * variables. Nothing is kept of the arrays that are given. Every function returns 0, or the kind of error; then
- * `tfpfl_error` says in one line what was found, and the head has not changed.
+ * `tfpfl_error` says in one line what was found, and the head has not changed. There is one exception: if the file of
+ * the head was replaced and its folder could not be written to the disk, this is an error, and the head is the new one,
+ * which a loss of power may undo. (Where a file system cannot do this, with EINVAL or ENOTSUP, that is no error.)
  */
 #ifndef TFPFL_DEVICE_H
 #define TFPFL_DEVICE_H
@@ -31,6 +33,12 @@ extern "C" {
 #else
 #define TFPFL_API
 #endif
+
+/* Of this header. The library says its own: tfpfl_options, tfpfl_examples, tfpfl_live_options and the other structs may
+ * grow, so an app must be compiled with the header of the library that it runs with. A program is linked to the number
+ * before the first point (libtfpfl_device.so.0); while it is 0, both versions must be the same. */
+#define TFPFL_VERSION "0.1.0"
+TFPFL_API const char *tfpfl_version(void);
 
 #define TFPFL_ERROR_ROOM 1024 /* bytes that hold any message */
 #define TFPFL_MOST_DIMENSIONS 7

@@ -17,6 +17,8 @@
  * round (secure/). A process may be killed anywhere: the next start sends the update again, and its head becomes
  * current exactly if the server has counted it. The head, examples and labels never leave the device.
  *
+ * The version is that of tfpfl_device.h; for its structs the same holds as for those there.
+ *
  * A device is used by one thread at a time, and its folder by one device. Programs with several threads call
  * curl_global_init first. All functions wait for the server; every function returns 0 or the kind of error.
  */
@@ -47,7 +49,8 @@ typedef struct {
     const char *litert;      /* as in tfpfl_options */
     const char *trunk;       /* as in tfpfl_options */
     const char *certificate; /* for https: a file (PEM) with those that may sign the server's; NULL: the system's */
-    double patience;         /* seconds for which the server may be away; 0: 300; less: it is asked once */
+    double patience;         /* seconds for which the server may be away, from the first failure of a request on;
+                              * 0: 300; less: it is asked once */
     void (*log)(void *context, const char *text); /* told what happens, one line each; may be NULL */
     void *context;
     int secure; /* 1: it sends no update that is not masked, whatever the server asks for (docs/secure.md). A device that

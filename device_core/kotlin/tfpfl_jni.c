@@ -214,21 +214,23 @@ NAMED(void, startFrom)(JNIEnv *env, jclass self, jlong handle, jfloatArray kerne
     if (status != 0) raise(env, status, tfpfl_error(CLIENT(handle)));
 }
 
-static jfloatArray rows(JNIEnv *env, jlong handle, jobjectArray arrays, jint count, size_t columns,
+/* each: numbers of one example. Where there are not `count` times as many, the core refuses, and writes nothing. */
+static jfloatArray rows(JNIEnv *env, jlong handle, jobjectArray arrays, jint count, size_t each, size_t columns,
                         int (*compute)(tfpfl_client *, const tfpfl_examples *, float *)) {
     struct given given;
     jfloatArray out = NULL;
-    int fits = count >= 0 && (columns == 0 || (size_t)count <= INT32_MAX / columns);  /* in a Java array */
-    size_t numbers = fits ? (size_t)count * columns : 0;
-    float *found = fits ? calloc(numbers + 1, sizeof *found) : NULL;
-    int status = TFPFL_SYSTEM_ERROR;
+    int status = TFPFL_SYSTEM_ERROR, taken = take_examples(env, handle, arrays, count < 0 ? 0 : count, &given);
+    size_t given_numbers = given.examples.numbers, n = count < 0 ? 0 : (size_t)count;
+    size_t rows_out = count >= 0 && given_numbers % each == 0 && given_numbers / each == n ? n : 0;
+    int fits = columns == 0 || rows_out <= INT32_MAX / columns;  /* in a Java array */
+    float *found = taken && fits ? calloc(rows_out * columns + 1, sizeof *found) : NULL;
     const char *why = "there is not enough memory";
-    if (found != NULL && take_examples(env, handle, arrays, count, &given)) {
+    if (found != NULL) {
         status = compute(CLIENT(handle), &given.examples, found);
-        if (status == 0) out = floats(env, found, numbers);
+        if (status == 0) out = floats(env, found, rows_out * columns);
         else why = tfpfl_error(CLIENT(handle));
     }
-    if (found != NULL) give_back(env, &given);
+    give_back(env, &given);
     free(found);
     if (status != 0) raise(env, status, why);
     return out;
@@ -236,12 +238,14 @@ static jfloatArray rows(JNIEnv *env, jlong handle, jobjectArray arrays, jint cou
 
 NAMED(jfloatArray, features)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jint count) {
     (void)self;
-    return rows(env, handle, arrays, count, tfpfl_describe(CLIENT(handle))->num_features, tfpfl_features);
+    const tfpfl_model *model = tfpfl_describe(CLIENT(handle));
+    return rows(env, handle, arrays, count, model->example_numbers, model->num_features, tfpfl_features);
 }
 
 NAMED(jfloatArray, predict)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jint count) {
     (void)self;
-    return rows(env, handle, arrays, count, tfpfl_describe(CLIENT(handle))->num_classes, tfpfl_predict);
+    const tfpfl_model *model = tfpfl_describe(CLIENT(handle));
+    return rows(env, handle, arrays, count, model->example_numbers, model->num_classes, tfpfl_predict);
 }
 
 static int examples_of(tfpfl_client *client, const tfpfl_examples *raw, float *x) {
@@ -250,7 +254,8 @@ static int examples_of(tfpfl_client *client, const tfpfl_examples *raw, float *x
 
 NAMED(jfloatArray, examplesOf)(JNIEnv *env, jclass self, jlong handle, jobjectArray arrays, jint count) {
     (void)self;
-    return rows(env, handle, arrays, count, tfpfl_describe(CLIENT(handle))->example_numbers, examples_of);
+    const tfpfl_model *model = tfpfl_describe(CLIENT(handle));
+    return rows(env, handle, arrays, count, model->raw_numbers, model->example_numbers, examples_of);
 }
 
 static jdoubleArray doubles(JNIEnv *env, const double *values, jsize count) {

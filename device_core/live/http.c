@@ -13,6 +13,7 @@
 struct http {
     CURL *curl;
     char *url, *certificate;
+    bool here; /* the server is on this machine */
     double patience;
 };
 
@@ -27,8 +28,8 @@ static int keep(char **to, const char *text, size_t bytes, char *error) {
 }
 
 /* By http, whoever is on the way reads the token, and may answer in the server's place. */
-static int check_way(const char *url, char *error) {
-    static const char *const here[] = {"127.0.0.1", "::1", "localhost"};
+static int check_way(const char *url, bool *here, char *error) {
+    static const char *const names[] = {"127.0.0.1", "::1", "localhost"};
     CURLU *parts = curl_url();
     char *found = NULL;
     if (parts == NULL) return no_memory(error);
@@ -42,11 +43,11 @@ static int check_way(const char *url, char *error) {
     }
     for (char *c = host; c != NULL && *c != 0; c++)
         if (*c >= 'A' && *c <= 'Z') *c = (char)(*c - 'A' + 'a');
-    good = strncmp(url, "https://", 8) == 0;
-    for (size_t i = 0; host != NULL && i < sizeof here / sizeof *here; i++) good = good || strcmp(host, here[i]) == 0;
+    *here = false;
+    for (size_t i = 0; host != NULL && i < sizeof names / sizeof *names; i++) *here |= strcmp(host, names[i]) == 0;
     if (host == NULL)
         status = fail(error, TFPFL_BUNDLE_ERROR, "a server's address is such as https://example.org:8443, found '%s'", url);
-    else if (!good)
+    else if (!*here && strncmp(url, "https://", 8) != 0)
         status = fail(error, TFPFL_BUNDLE_ERROR, "http is for a server on this machine alone (127.0.0.1, ::1, localhost): "
                       "others could read the enrolment token on its way to %s, or answer in its place. Give the server "
                       "--tls, and the device its address with https://, found '%s'", host, url);
@@ -63,7 +64,7 @@ int live_http_open(const char *url, const char *certificate, double patience, st
         return fail(error, TFPFL_BUNDLE_ERROR, "the server's address begins with http:// or https://, found '%s'", url);
     while (bytes > 0 && url[bytes - 1] == '/') bytes--;
     http->patience = patience;
-    int status = check_way(url, error);
+    int status = check_way(url, &http->here, error);
     if (status != 0) return status;
     http->curl = curl_easy_init();
     status = http->curl == NULL ? no_memory(error) : keep(&http->url, url, bytes, error);
@@ -149,6 +150,7 @@ static void set_options(struct http *http, const char *url, const struct request
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, receive);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, found);
+    if (http->here) curl_easy_setopt(curl, CURLOPT_PROXY, "");  /* a proxy is elsewhere, and would get the token */
     if (http->certificate != NULL) {
         curl_easy_setopt(curl, CURLOPT_CAINFO, http->certificate);
         curl_easy_setopt(curl, CURLOPT_CAPATH, NULL);  /* else those in the system's folder could sign, too */
@@ -224,12 +226,14 @@ static int once(struct http *http, const struct signer *signer, const struct req
 
 int live_ask(struct http *http, const struct signer *signer, const struct request *request, struct answer *answer,
              char *error) {
-    double until = live_now() + http->patience, pause = 0.2;
-    for (;;) {
+    double until = 0, pause = 0.2;
+    for (bool away = false;; away = true) {
         bool again;
         memset(answer, 0, sizeof *answer);
         int status = once(http, signer, request, answer, &again, error);
-        if (!again || live_now() + pause > until) return status;
+        if (!again) return status;
+        if (!away) until = live_now() + http->patience;  /* before that the server was there, as in a long download */
+        if (live_now() + pause > until) return status;
         live_pause(pause * (0.5 + 0.5 * live_drawn()));  /* not all devices at once */
         pause = 2 * pause < LONGEST_PAUSE ? 2 * pause : LONGEST_PAUSE;
     }

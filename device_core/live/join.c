@@ -19,8 +19,10 @@
 static int add_program(tfpfl_live *live, struct words *words) {
     struct bundle bundle;
     char hash[65] = "";
-    if (!live_is_there(live->bundle, "manifest.json")) return 0;
-    int status = bundle_open(&bundle, live->bundle, live->error);
+    bool found;
+    int status = live_is_there(live->bundle, "manifest.json", &found, live->error);
+    if (status != 0 || !found) return status;
+    status = bundle_open(&bundle, live->bundle, live->error);
     if (status != 0) return status;
     const struct json *manifest = &bundle.manifest;
     uint32_t entry = json_member(manifest, json_member(manifest, 1, "files"), PROGRAM);

@@ -89,6 +89,7 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
                      const tfpfl_live_options *options) {
     double patience = options->patience == 0 ? PATIENCE : options->patience;
     char *error = live->error;
+    bool found;
     live->log = options->log;
     live->context = options->context;
     live->data = *data;
@@ -111,8 +112,10 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     if (status == 0) status = live_member(state, &live->number, &live->secure, error);
     live->secure = live->secure || options->secure;
     if (status == 0 && live->number < 0) status = live_join(live);
-    if (status == 0 && !live_is_there(live->bundle, "manifest.json")) status = live_get_bundle(live);
-    if (status == 0 && !live_is_there(state, HEAD_FILE)) status = live_get_head(live);
+    if (status == 0) status = live_is_there(live->bundle, "manifest.json", &found, error);
+    if (status == 0 && !found) status = live_get_bundle(live);
+    if (status == 0) status = live_is_there(state, HEAD_FILE, &found, error);
+    if (status == 0 && !found) status = live_get_head(live);
     if (status != 0) return status;
     const tfpfl_options of_the_client = {live->head, options->litert, options->trunk};
     status = live_of_client(live, tfpfl_open(live->bundle, &of_the_client, &live->client));

@@ -41,11 +41,16 @@ double live_drawn(void); /* in [0, 1) */
 
 /* Makes the folder, and takes it for this process: `lock` is to be closed. Deletes what a killed process has left. */
 int live_take_folder(const char *folder, int *lock, char *error);
-bool live_is_there(const char *folder, const char *name);
+/* An error if it cannot be told: what is there is not to be replaced then. */
+int live_is_there(const char *folder, const char *name, bool *found, char *error);
 /* Writes a file in one step: the old or the new one is there, whole, also after a loss of power. */
 int live_write(const char *path, const void *content, size_t bytes, unsigned mode, char *error);
-/* Reads a file; `content` is to be freed. */
+/* Reads a file; `content` is to be freed. It is NULL if there is no such file, and not if it cannot be read now. */
 int live_read(const char *path, char **content, size_t *bytes, char *error);
+/* Deletes a file, if it is there. A loss of power may bring it back until the folder is on the disk. */
+int live_delete(const char *folder, const char *name, char *error);
+/* Writes to the disk which names a folder has, if there is one. */
+int live_sync(const char *folder, char *error);
 /* Deletes the files of a folder whose names end with `end`. */
 void live_empty(const char *folder, const char *end);
 
@@ -118,6 +123,7 @@ void words_add(struct words *words, const char *text);
 void words_text(struct words *words, const char *text);     /* in quotes */
 void words_number(struct words *words, double value);       /* as Python's json has it */
 void words_whole(struct words *words, size_t value);
+/* Whether there is such an entry, and it is right; otherwise `to` stays as it is. */
 bool live_text_entry(const struct json *json, const char *name, char *to, size_t room);
 bool live_whole_entry(const struct json *json, uint32_t object, const char *name, int64_t low, int64_t *to);
 bool live_rate_entry(const struct json *json, uint32_t object, const char *name, double *to);

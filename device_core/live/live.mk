@@ -13,7 +13,8 @@ $(OUT)/objects/live/%.o: live/%.c $(wildcard live/*.h) $(HEADERS)
 
 # The core is in both.
 $(OUT)/$(LIVE_NAME): $(LIVE_OBJECTS) $(OBJECTS)
-	$(CC) -shared $(STRIP) $(FLAGS) -o $@ $(LIVE_OBJECTS) $(OBJECTS) $(LIVE_LIBS) -lm -ldl
+	$(CC) $(SHARED) $(STRIP) $(FLAGS) $(LIVE_OBJECTS) $(OBJECTS) $(LIVE_LIBS) -lm -ldl
+	$(LINK)
 
 $(OUT)/libtfpfl_live.a: $(LIVE_OBJECTS) $(OBJECTS)
 	rm -f $@

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define FOLDER "secure"
 #define TAKEN_FILE "attempt.bin"
@@ -52,14 +51,7 @@ static int keep(const char *folder, const char *name, const void *content, size_
 static int find(const char *folder, const char *name, char **content, size_t *bytes, char *error) {
     char *path = path_of(folder, name);
     *content = NULL;
-    int status = path == NULL ? no_memory(error) : access(path, F_OK) != 0 ? 0 : live_read(path, content, bytes, error);
-    free(path);
-    return status;
-}
-
-static int drop(const char *folder, const char *name, char *error) {
-    char *path = path_of(folder, name);
-    int status = path == NULL ? no_memory(error) : unlink(path) != 0 && errno != ENOENT ? system_error(error, path) : 0;
+    int status = path == NULL ? no_memory(error) : live_read(path, content, bytes, error);
     free(path);
     return status;
 }
@@ -182,13 +174,19 @@ int secure_message(const char *folder, enum phase phase, struct words *body, cha
     return status;
 }
 
-int secure_drop_attempt(const char *folder, char *error) {
-    int status = drop(folder, TAKEN_FILE, error);
-    for (int phase = 0; phase < NO_PHASE && status == 0; phase++) status = drop(folder, secure_phases[phase], error);
+/* On disk, too, the secrets are gone before a message is, and all of it when this returns. */
+static int drop(const char *folder, bool visit, char *error) {
+    char *inner = folder_of(folder);
+    int status = inner == NULL ? no_memory(error) : live_delete(inner, TAKEN_FILE, error);
+    if (status == 0) status = live_sync(inner, error);
+    for (int phase = 0; phase < NO_PHASE && status == 0; phase++)
+        status = live_delete(inner, secure_phases[phase], error);
+    if (status == 0 && visit) status = live_delete(inner, UPDATE_FILE, error);
+    if (status == 0) status = live_sync(inner, error);
+    free(inner);
     return status;
 }
 
-int secure_drop(const char *folder, char *error) {
-    int status = secure_drop_attempt(folder, error);
-    return status == 0 ? drop(folder, UPDATE_FILE, error) : status;
-}
+int secure_drop_attempt(const char *folder, char *error) { return drop(folder, false, error); }
+
+int secure_drop(const char *folder, char *error) { return drop(folder, true, error); }

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #if OPENSSL_VERSION_NUMBER < 0x30000000L
 #error "signed requests need OpenSSL 3 or newer"
@@ -73,16 +72,19 @@ static int no_password(char *to, int room, int writing, void *context) {
     return -1;
 }
 
+/* `key` is NULL if there is no such file. */
 static int load_key(const char *path, EVP_PKEY **key, char *error) {
     char *content, group[80] = "";
     size_t bytes;
     int status = live_read(path, &content, &bytes, error);
-    if (status != 0) return status;
+    if (status != 0 || content == NULL) return status;
     BIO *pem = bytes <= 65536 ? BIO_new_mem_buf(content, (int)bytes) : NULL;
+    bool no_room = pem == NULL && bytes <= 65536;
     *key = pem == NULL ? NULL : PEM_read_bio_PrivateKey(pem, NULL, no_password, NULL);
     BIO_free(pem);
     free(content);
     ERR_clear_error();
+    if (no_room) return no_memory(error);
     if (*key == NULL)
         return fail(error, TFPFL_BUNDLE_ERROR,
                     "%s is damaged: delete it and " MEMBER_FILE ", and join again with the token", path);
@@ -93,7 +95,8 @@ static int load_key(const char *path, EVP_PKEY **key, char *error) {
 
 int live_key_open(const char *path, struct device_key **out, char *error) {
     EVP_PKEY *key = NULL;
-    int status = access(path, F_OK) == 0 ? load_key(path, &key, error) : make_key(path, &key, error);
+    int status = load_key(path, &key, error);
+    if (status == 0 && key == NULL) status = make_key(path, &key, error);
     *out = (struct device_key *)key;
     return status;
 }

@@ -42,38 +42,35 @@ static const char *const others[] = {"update.npz", "secure/visit.npz"};  /* what
 
 /* ---- files */
 
-bool live_is_there(const char *folder, const char *name) {
+int live_is_there(const char *folder, const char *name, bool *found, char *error) {
     char *path = join(folder, name);
-    bool found = path != NULL && access(path, F_OK) == 0;
+    *found = path != NULL && access(path, F_OK) == 0;
+    int status = path == NULL ? no_memory(error) : *found || errno == ENOENT ? 0 : system_error(error, path);
     free(path);
-    return found;
+    return status;
+}
+
+struct content {
+    const void *at;
+    size_t bytes;
+};
+
+static int write_content(int file, const void *of) {
+    const struct content *content = of;
+    return write_whole(file, content->at, content->bytes);
 }
 
 int live_write(const char *path, const void *content, size_t bytes, unsigned mode, char *error) {
-    size_t room = strlen(path) + 8;
-    char *temporary = take(room, 1);
-    if (temporary == NULL) return no_memory(error);
-    snprintf(temporary, room, "%s.new", path);
-    int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, (mode_t)mode), status = 0;
-    if (file < 0) {
-        status = system_error(error, temporary);
-    } else {
-        int wrong = write_whole(file, content, bytes) || fsync(file), kept = errno;
-        if (close(file) != 0 && !wrong) wrong = 1, kept = errno;
-        errno = kept;
-        if (wrong) status = system_error(error, temporary);
-        else if (rename(temporary, path) != 0 || sync_folder(path) != 0) status = system_error(error, path);
-        if (status) unlink(temporary);
-    }
-    free(temporary);
-    return status;
+    bool replaced;
+    return replace_file(path, mode, write_content, &(struct content){content, bytes}, &replaced, error);
 }
 
 int live_read(const char *path, char **content, size_t *bytes, char *error) {
     struct stat about;
     int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC), status = 0;
     *content = NULL;
-    if (file < 0) return system_error(error, path);
+    *bytes = 0;
+    if (file < 0) return errno == ENOENT ? 0 : system_error(error, path);
     if (fstat(file, &about) != 0) status = system_error(error, path);
     else if (!S_ISREG(about.st_mode) || about.st_size < 0 || (uintmax_t)about.st_size > MOST_BYTES)
         status = fail(error, TFPFL_BUNDLE_ERROR, "%s is no ordinary file of at most %zu bytes", path, MOST_BYTES);
@@ -86,6 +83,21 @@ int live_read(const char *path, char **content, size_t *bytes, char *error) {
         free(*content);
         *content = NULL;
     }
+    return status;
+}
+
+int live_delete(const char *folder, const char *name, char *error) {
+    char *path = join(folder, name);
+    int status = path == NULL ? no_memory(error) : unlink(path) != 0 && errno != ENOENT ? system_error(error, path) : 0;
+    free(path);
+    return status;
+}
+
+int live_sync(const char *folder, char *error) {
+    char *inside = join(folder, "lock");  /* any name */
+    int status = inside == NULL ? no_memory(error)
+                                : sync_folder(inside) != 0 && errno != ENOENT ? system_error(error, folder) : 0;
+    free(inside);
     return status;
 }
 
@@ -136,13 +148,19 @@ int live_take_folder(const char *folder, int *lock, char *error) {
                          : system_error(error, path);
     }
     free(path);
-    for (size_t i = 0; i < sizeof others / sizeof *others && status == 0; i++)
-        if (live_is_there(folder, others[i]))
+    for (size_t i = 0; i < sizeof others / sizeof *others && status == 0; i++) {
+        bool found;
+        status = live_is_there(folder, others[i], &found, error);
+        if (status == 0 && found)
             status = fail(error, TFPFL_BUNDLE_ERROR, "%s/%s is an update that the client in Python has not heard of yet: "
                           "start it again first", folder, others[i]);
+    }
     char *secure = status == 0 ? join(folder, "secure") : NULL;
     if (status == 0) live_empty(folder, ".new");
     if (secure != NULL) live_empty(secure, ".new");  /* secrets may be in what was half written */
+    /* A process that was killed may have deleted more, which must not come back after a loss of power. */
+    if (status == 0) status = live_sync(folder, error);
+    if (status == 0) status = secure == NULL ? no_memory(error) : live_sync(secure, error);
     free(secure);
     return status;
 }
@@ -163,8 +181,8 @@ int live_member(const char *folder, int64_t *client, bool *secure, char *error) 
     *client = -1;
     *secure = false;
     if (path == NULL) return no_memory(error);
-    int status = 0;
-    if (live_is_there(folder, MEMBER_FILE) && (status = live_read(path, &content, &bytes, error)) == 0) {
+    int status = live_read(path, &content, &bytes, error);
+    if (status == 0 && content != NULL) {
         int64_t classes;
         int unread = json_read(&json, content, bytes, why);
         if (unread == TFPFL_SYSTEM_ERROR) status = fail(error, unread, "%s", why);
@@ -193,9 +211,9 @@ int live_keep_member(const char *folder, int64_t client, int64_t classes, bool s
 int live_run(const char *folder, char run[RUN_ROOM], char *error) {
     char *path = join(folder, RUN_FILE), *content;
     size_t bytes;
-    int status = path == NULL ? no_memory(error) : 0;
+    int status = path == NULL ? no_memory(error) : live_read(path, &content, &bytes, error);
     run[0] = 0;
-    if (status == 0 && live_is_there(folder, RUN_FILE) && (status = live_read(path, &content, &bytes, error)) == 0) {
+    if (status == 0 && content != NULL) {
         size_t used = bytes < RUN_ROOM ? bytes : RUN_ROOM - 1;
         memcpy(run, content, used);
         run[used] = 0;
@@ -279,11 +297,10 @@ static bool read_pending(char *content, size_t bytes, const tfpfl_model *model, 
 int live_pending(const char *folder, const tfpfl_model *model, struct pending *pending, char *error) {
     char *content, *path = join(folder, UPDATE_FILE);
     size_t bytes;
-    int status = 0;
     memset(pending, 0, sizeof *pending);
     if (path == NULL) return no_memory(error);
-    if (live_is_there(folder, UPDATE_FILE) && (status = live_read(path, &content, &bytes, error)) == 0 &&
-        !read_pending(content, bytes, model, pending)) {
+    int status = live_read(path, &content, &bytes, error);
+    if (status == 0 && content != NULL && !read_pending(content, bytes, model, pending)) {
         free(content);
         status = live_drop(folder, error);
     }
@@ -292,8 +309,6 @@ int live_pending(const char *folder, const tfpfl_model *model, struct pending *p
 }
 
 int live_drop(const char *folder, char *error) {
-    char *path = join(folder, UPDATE_FILE);
-    int status = path == NULL ? no_memory(error) : unlink(path) != 0 && errno != ENOENT ? system_error(error, path) : 0;
-    free(path);
-    return status;
+    int status = live_delete(folder, UPDATE_FILE, error);
+    return status == 0 ? live_sync(folder, error) : status;
 }

@@ -64,13 +64,17 @@ bool live_text_entry(const struct json *json, const char *name, char *to, size_t
 bool live_whole_entry(const struct json *json, uint32_t object, const char *name, int64_t low, int64_t *to) {
     uint32_t node = json_member(json, object, name);
     if (node == 0 || json->nodes[node].kind != JSON_INTEGER || !json->nodes[node].fits) return false;
-    *to = json->nodes[node].whole;
-    return *to >= low && *to <= INT32_MAX;
+    int64_t value = json->nodes[node].whole;
+    if (value < low || value > INT32_MAX) return false;
+    *to = value;
+    return true;
 }
 
 bool live_rate_entry(const struct json *json, uint32_t object, const char *name, double *to) {
     uint32_t node = json_member(json, object, name);
     if (node == 0 || (json->nodes[node].kind != JSON_INTEGER && json->nodes[node].kind != JSON_FLOAT)) return false;
-    *to = json->nodes[node].number;
-    return *to >= 0 && !isinf(*to);
+    double value = json->nodes[node].number;
+    if (!(value >= 0) || isinf(value)) return false;
+    *to = value;
+    return true;
 }

@@ -234,14 +234,15 @@ int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head) {
     int status = check_names(head, client->error);
     if (status != 0) return status;
     if (!copy_head(&copied, head)) return no_memory(client->error);
-    status = client->state == NULL ? 0 : tfpfl_head_save(client->state, &copied, client->error);
-    if (status != 0) {
+    bool replaced = true;
+    status = client->state == NULL ? 0 : save_head(client->state, &copied, &replaced, client->error);
+    if (!replaced) {
         tfpfl_head_free(&copied);
         return status;
     }
     tfpfl_head_free(&client->head);
     client->head = copied;
-    return 0;
+    return status;
 }
 
 int tfpfl_commit(tfpfl_client *client, const tfpfl_update *update) {

@@ -104,11 +104,22 @@ int bundle_theta(const struct bundle *bundle, float **theta, char *error);
 char *join(const char *folder, const char *name);
 int read_whole(int file, void *to, size_t bytes); /* 0 if exactly so many bytes could be read */
 
-/* ---- head.c */
+/* ---- files.c */
 
 int write_whole(int file, const void *from, size_t bytes); /* 0 if all was written */
 char *parent_of(const char *path); /* of this file, to be freed; NULL: there is no memory */
 int sync_folder(const char *path); /* of this file: its new name must be on disk, too */
+/* Writes the content of a file; 0 if all was written. */
+typedef int content_writer(int file, const void *of);
+/* Puts a file in the place of `path`. Several threads and processes may do so with one file; it is then one of theirs,
+ * whole. replaced: whether it has taken its place; it also has if there is an error of the folder, which could not be
+ * written to the disk. */
+int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, bool *replaced,
+                 char *error);
+
+/* ---- head.c */
+
+int save_head(const char *path, const tfpfl_head *head, bool *replaced, char *error); /* see replace_file */
 int check_names(const tfpfl_head *head, char *error);
 bool same_names(const tfpfl_head *a, const tfpfl_head *b);
 

@@ -16,7 +16,6 @@
  */
 #include "core.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -92,17 +91,8 @@ int check_names(const tfpfl_head *head, char *error) {
 
 /* ---- writing */
 
-int write_whole(int file, const void *from, size_t bytes) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t part = write(file, (const char *)from + done, bytes - done);
-        if (part < 0 && errno == EINTR) continue;
-        if (part < 0) return -1;
-        done += (size_t)part;
-    }
-    return 0;
-}
-
-static int write_head(int file, const tfpfl_head *head) {
+static int write_head(int file, const void *of) {
+    const tfpfl_head *head = of;
     unsigned char header[HEADER], size[4];
     size_t kernel = 4 * head->num_features * head->num_classes, bias = 4 * head->num_classes;
     bool named = head->names != NULL;
@@ -116,54 +106,18 @@ static int write_head(int file, const tfpfl_head *head) {
     put32(header + 48, crc);
     return write_whole(file, header, HEADER) || write_whole(file, head->kernel, kernel) ||
            write_whole(file, head->bias, bias) ||
-           (named && (write_whole(file, size, 4) || write_whole(file, head->names, head->names_bytes))) || fsync(file);
+           (named && (write_whole(file, size, 4) || write_whole(file, head->names, head->names_bytes)));
 }
 
-char *parent_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    size_t length = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
-    char *folder = take(length + 1, 1);
-    if (folder == NULL) return NULL;
-    memcpy(folder, slash == NULL ? "." : path, length);
-    folder[length] = 0;
-    return folder;
-}
-
-int sync_folder(const char *path) {
-    char *folder = parent_of(path);
-    if (folder == NULL) return errno = ENOMEM, -1;
-    int file = open(folder, O_RDONLY | O_CLOEXEC), found = -1;
-    free(folder);
-    if (file >= 0) {
-        found = fsync(file);
-        int kept = errno;
-        close(file);
-        errno = kept;
-    }
-    return found;
+int save_head(const char *path, const tfpfl_head *head, bool *replaced, char *error) {
+    int wrong_names = check_names(head, error);
+    *replaced = false;
+    return wrong_names ? wrong_names : replace_file(path, 0666, write_head, head, replaced, error);
 }
 
 int tfpfl_head_save(const char *path, const tfpfl_head *head, char *error) {
-    int wrong_names = check_names(head, error);
-    if (wrong_names) return wrong_names;
-    size_t room = strlen(path) + 32;
-    char *temporary = take(room, 1);
-    if (temporary == NULL) return no_memory(error);
-    snprintf(temporary, room, "%s.%ld.new", path, (long)getpid());
-    int file = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666), status = 0;
-    if (file < 0) {
-        status = system_error(error, temporary);
-    } else {
-        int wrong = write_head(file, head), kept = errno;
-        if (close(file) != 0 && !wrong) wrong = 1, kept = errno;
-        errno = kept;
-        if (wrong) status = system_error(error, temporary);
-        else if (rename(temporary, path) != 0) status = system_error(error, path);
-        if (status) unlink(temporary);
-        else if (sync_folder(path) != 0) status = system_error(error, path);
-    }
-    free(temporary);
-    return status;
+    bool replaced;
+    return save_head(path, head, &replaced, error);
 }
 
 /* ---- reading */

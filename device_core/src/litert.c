@@ -254,10 +254,11 @@ static int describe(struct runtime *runtime, struct signature *s, char *error) {
     if (s->slots != NULL) return 0;
     int status = api->GetNumSignatureInputs(s->self, &s->num_inputs);
     if (status == 0) status = api->GetNumSignatureOutputs(s->self, &s->num_outputs);
-    if (status == 0 && (s->num_inputs > MOST_TENSORS || s->num_outputs > MOST_TENSORS))
+    if (status != 0) return cannot_run(runtime, s->key, status, error);
+    if (s->num_inputs > MOST_TENSORS || s->num_outputs > MOST_TENSORS)
         return fail(error, TFPFL_BUNDLE_ERROR, "signature '%.40s' of %s has more inputs or outputs than any of ours",
                     s->key, runtime->file);
-    size_t count = status == 0 ? s->num_inputs + s->num_outputs : 0;
+    size_t count = s->num_inputs + s->num_outputs;
     s->slots = calloc(count + 1, sizeof *s->slots);
     s->buffers = calloc(count + 1, sizeof *s->buffers);
     bool taken = s->slots != NULL && s->buffers != NULL;

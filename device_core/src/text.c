@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *tfpfl_version(void) { return TFPFL_VERSION; }
+
 int fail(char *error, int status, const char *format, ...) {
     va_list values;
     va_start(values, format);

@@ -70,6 +70,8 @@ fun main(arguments: Array<String>) {
             refused { Client(bundle, null, "/nowhere/lib.so") },
             refused { client.commit(update) },
             refused { tokens?.let { client.predict(it, count + 1) } ?: client.predict(x, count + 1) },
+            refused { tokens?.let { client.predict(it, -1) } ?: client.predict(x, -1) },
+            refused { tokens?.let { client.features(it, 2_000_000_000) } ?: client.features(x, 2_000_000_000) },
             refused { client.personalize(wrong) },
             refused { client.personalize(examples, heldOut = 2.0) },
             refused { client.personalize(examples, steps = Int.MIN_VALUE) },

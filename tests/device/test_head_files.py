@@ -1,10 +1,19 @@
 """Files that are written in one step."""
 
+import errno
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from tflite_export.device.files import write_whole
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from helpers.phone_bundles import small_bundle
+from tflite_export.device.client import DeviceClient
+from tflite_export.device.files import NotOnDisk, write_whole
+from tflite_export.device.head_file import load_head
 
 
 def test_two_threads_write_one_file(tmp_path, monkeypatch):
@@ -21,3 +30,42 @@ def test_two_threads_write_one_file(tmp_path, monkeypatch):
         list(pool.map(lambda content: write_whole(tmp_path / "head.bin", content), contents))
     assert (tmp_path / "head.bin").read_bytes() in contents
     assert os.listdir(tmp_path) == ["head.bin"]
+
+
+def failing(kind, number):
+    """os.fsync, which fails for files or for folders."""
+
+    def sync(file):
+        if kind(os.fstat(file).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    return sync
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_write_folders_to_the_disk(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(os, "fsync", failing(stat.S_ISDIR, number))
+    write_whole(tmp_path / "head.bin", b"new")
+    assert (tmp_path / "head.bin").read_bytes() == b"new"
+
+
+def test_a_head_that_was_replaced_is_the_present_one_also_after_an_error(tmp_path, monkeypatch):
+    """The head in memory is the one in the file, whatever the disk says of the folder; an added class counts."""
+    path, bundle = tmp_path / "head.bin", small_bundle("classification", tmp_path)
+    client = DeviceClient(bundle, path, interpreter=tf.lite.Interpreter)
+    head = client._head
+    new = head._replace(bias=head.bias + np.float32(42))
+    monkeypatch.setattr(os, "fsync", failing(stat.S_ISREG, errno.EIO))
+    with pytest.raises(OSError, match=r"^\[Errno 5\] Input/output error$"):
+        client.start_from(new)
+    assert client.head[1] is head.bias and not path.exists()
+    monkeypatch.setattr(os, "fsync", failing(stat.S_ISDIR, errno.EIO))
+    with pytest.raises(NotOnDisk) as error:
+        client.start_from(new)
+    why = "the file is the new one, and after a loss of power it may be the old one again"
+    assert str(error.value) == f"[Errno 5] Input/output error: {why}: '{path}'"
+    kept = load_head(path, bundle.num_features, bundle.num_classes)
+    assert np.array_equal(client.head[1], new.bias) and np.array_equal(kept.bias, new.bias)
+    with pytest.raises(NotOnDisk):
+        client.add_class("one more")
+    assert client.labels[-1] == "one more" and client._class_changes == 1

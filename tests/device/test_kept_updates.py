@@ -98,3 +98,21 @@ def test_a_device_that_cannot_begin_leaves_its_folder_free(tmp_path):
     for _ in range(2):
         with pytest.raises(ServerError, match="does not answer"):
             LiveDevice("http://127.0.0.1:9", tmp_path, examples, "token", patience=0.0)
+
+
+def test_an_attempt_that_cannot_be_read_is_not_begun_anew(tmp_path, monkeypatch):
+    """Its messages may have been sent, and others with the same secrets would show what the masks hide."""
+    secure = SecureState(tmp_path)
+    assert secure.attempt() is None
+    secure.keep_attempt({"key": [1, 1]})
+
+    def failing(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_text", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        secure.attempt()
+    monkeypatch.undo()
+    assert secure.attempt() == {"key": [1, 1]}
+    (tmp_path / "secure" / "attempt.json").write_text("{")
+    assert secure.attempt() is None

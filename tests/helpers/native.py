@@ -347,3 +347,17 @@ class NativeClient:
         head, _keep = head_in(update.head)
         sent = Sent(head=head)
         self._done(self.library.tfpfl_commit(self._client, ctypes.byref(sent)))
+
+
+def linked(source: str, program: Path, *more) -> Path:
+    """Compiles a program in C, with these libraries and options of the compiler.
+
+    A function of its own that has the name of one of libc takes its place in the libraries as well.
+    """
+    places = (f"-I{CORE / place}" for place in ("include", "src", "live"))
+    command = [compiler(), "-D_GNU_SOURCE", "-x", "c", "-", "-x", "none", *places, "-rdynamic", "-o", program, *more]
+    done = subprocess.run(
+        [*map(str, command), "-lm", "-ldl"], input=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return program

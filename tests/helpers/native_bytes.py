@@ -90,7 +90,7 @@ def unlike_on_the_jvm(programs, bundle, version, data, folder, wrong) -> list:
         "1 /nowhere/\U0001f600 is not a bundle: it has no manifest.json",
         "1 LiteRT cannot be loaded: ",
         "2 the classes have changed since the round: its head is of no use any more",
-        f"1 examples must be {bundle.example_dtype} ['N', ",
+        *3 * [f"1 examples must be {bundle.example_dtype} ['N', "],
         wrong,
         "1 the held-out part must lie in (0, 1), found 2.0",
         f"1 {of_fit} steps=-2147483648, beta=",

@@ -10,6 +10,7 @@ import pytest
 
 from helpers.certificates import made_certificate
 from tflite_export.device.__main__ import main
+from tflite_export.device.live import client as module
 from tflite_export.device.live.client import Answer, LiveDevice, ServerError
 from tflite_export.device.live.connection import Connection, NotTrusted, trusting
 
@@ -138,6 +139,23 @@ def test_a_token_is_not_sent_by_http_to_another_machine(tmp_path, monkeypatch, c
     told = capsys.readouterr().err
     assert told.startswith("Error: http is for a server on this machine alone (127.0.0.1, ::1, localhost): others ")
     assert told.endswith(f"Give the server --tls, and the device its address with https://, found 'http://{host}'\n")
+
+
+def test_patience_begins_when_the_server_goes_away(tmp_path, monkeypatch):
+    """A download that takes longer than the patience and breaks off once is asked for again: 300 seconds long."""
+    clock, asked = [1000.0], []
+
+    def once(self, *about):
+        clock[0] += 100 if asked else 400
+        asked.append(about)
+        raise ConnectionError("it broke off")
+
+    monkeypatch.setattr(LiveDevice, "_once", once)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    told, log = device("http://127.0.0.1:9", tmp_path, patience=300.0)
+    assert told == "http://127.0.0.1:9 does not answer: it broke off" and len(log) == 1
+    assert len(asked) == 4  # at 1400, 1500, 1600 and 1700 seconds
 
 
 def test_a_server_on_this_machine_is_asked_without_a_proxy(server, monkeypatch):

@@ -21,7 +21,7 @@ from helpers import phones
 from helpers.certificates import made_certificate
 from helpers.live import examples_of, in_threads, live_theta, new_run, same_scores, serving, simulated
 from helpers.marks import slow_but
-from helpers.native import CORE, NativeError, compiler
+from helpers.native import CORE, NativeError, linked
 from helpers.native_live import Lost, NativeLive, Proxy, live_programs, missing, write_raw
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import head_bytes, load_head
@@ -391,12 +391,9 @@ int main(int count, char **arguments) {
 """
 
 
-def built(live, source, program, *libraries):
+def built(live, source, program, *libraries, asking=ASKING):
     """A program with `ask`, which may have functions of its own in the place of a library's."""
-    command = [compiler(), "-x", "c", "-", "-x", "none", f"-I{CORE / 'include'}", "-rdynamic", "-o", program]
-    command += [live / "libtfpfl_live.a", "-lcurl", *libraries, "-lcrypto", "-lm", "-ldl"]
-    subprocess.run(command, input=ASKING + source, text=True, check=True)
-    return program
+    return linked(asking + source, program, live / "libtfpfl_live.a", "-lcurl", *libraries, "-lcrypto")
 
 
 def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch):
@@ -416,6 +413,64 @@ def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch)
         pytest.skip("this libcurl has no folder of certificates that it trusts")
     assert said[:2] == 2 * ["the server refused (404): nobody\n"]
     assert "does not answer: SSL certificate problem: " in said[2]
+
+
+PROXIED = """
+int main(int count, char **arguments) { ask(arguments[count - 2], arguments[count - 1], NULL); }
+"""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"])
+def test_a_server_on_this_machine_is_asked_without_a_proxy(live, tmp_path, monkeypatch, host):
+    """Otherwise the proxy of a company would get the enrolment token, and could reach no server here."""
+    program, asked = built(live, PROXIED, tmp_path / "proxied"), []
+    with Proxy() as proxy:
+        proxy.ask = lambda method, path, *_: asked.append(path) or (404, [], b"nobody")
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, proxy.address)
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+
+        def said(url):
+            return subprocess.run([program, url, tmp_path / "device"], capture_output=True, text=True).stdout
+
+        for scheme in ("http", "https"):
+            assert said(f"{scheme}://{host}:9").startswith(f"{scheme}://{host}:9 does not answer: ") and not asked
+        said("http://127.0.0.3:9")
+        assert asked == ["http://127.0.0.3:9/v1/join"]  # others are asked through it
+
+
+BROKEN = """
+#include <curl/curl.h>
+#include <time.h>
+static int asked, paused;
+static double clock_is = 1000;
+int clock_gettime(clockid_t id, struct timespec *time) {
+    (void)id;
+    *time = (struct timespec){.tv_sec = (time_t)clock_is};
+    return 0;
+}
+int nanosleep(const struct timespec *time, struct timespec *left) {
+    (void)time, (void)left;
+    return paused++, 0;
+}
+/* The first attempt takes 400 seconds and breaks off; from then on an attempt takes 100 seconds. */
+CURLcode curl_easy_perform(CURL *curl) {
+    clock_is += asked++ == 0 ? 400 : 100;
+    return curl == NULL ? CURLE_OK : CURLE_PARTIAL_FILE;
+}
+int main(int count, char **arguments) {
+    ask("http://127.0.0.1:9", arguments[count - 1], NULL);
+    printf("%d %d\\n", asked, paused);
+}
+"""
+
+
+def test_patience_begins_when_the_server_goes_away(live, tmp_path):
+    """A download that takes longer than the patience and breaks off once is asked for again: 300 seconds long."""
+    program = built(live, BROKEN, tmp_path / "broken", asking=ASKING.replace("-1}", "300}"))
+    done = subprocess.run([program, tmp_path / "device"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["4 3"]  # at 1400, 1500, 1600 and 1700 seconds
 
 
 CLOSED = """
@@ -442,6 +497,20 @@ def test_a_connection_that_the_server_has_closed_does_not_end_the_app(live, tmp_
     assert done.returncode == -signal.SIGPIPE  # the app's own signals are the app's
 
 
+def test_the_example_says_which_file_cannot_be_read(live, tmp_path):
+    """Where there are no examples of a split, there is no file."""
+    command, data = (
+        [live / "live", "http://127.0.0.1:9", tmp_path / "data", tmp_path / "state", "x.so"],
+        tmp_path / "data",
+    )
+    data.mkdir()
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert said == "Error: a device needs training examples\n"
+    (data / "test_y.bin").mkdir()
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert said == f"{data}/test_y.bin: Is a directory\n"
+
+
 def test_the_listing_in_the_documentation_is_the_example():
     listing = (CORE / "examples" / "live.c").read_text()
     shown = re.findall(r"```c\n(.*?)```", (CORE.parent / "docs" / "live.md").read_text(), re.S)
@@ -454,6 +523,10 @@ def test_the_core_needs_neither_of_the_libraries(live, programs):
         linked = subprocess.run(["ldd", folder / name], capture_output=True, text=True, check=True).stdout
         assert all((library in linked) == expected for library in ("libcurl", "libcrypto")), linked
     assert (live / "libtfpfl_live.so").stat().st_size < 160_000
+    assert (live / "libtfpfl_live.so").readlink() == Path("libtfpfl_live.so.0")
+    shown = subprocess.run(["nm", "-D", "--defined-only", live / "libtfpfl_live.so"], capture_output=True, text=True)
+    names = {line.split()[-1] for line in shown.stdout.splitlines()}
+    assert {"tfpfl_live_run", "tfpfl_version"} < names and all(name.startswith("tfpfl_") for name in names)
 
 
 def open_files(pid):

@@ -1,6 +1,8 @@
 """Heads, payloads and hashes in C: the same bytes as in Python, the same messages, and nothing lost at kill -9."""
 
 import hashlib
+import re
+import runpy
 import shutil
 import signal
 import struct
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from helpers.marks import slow_but
-from helpers.native import CORE, NativeError
+from helpers.native import CORE, NativeError, linked
 from tflite_export.device import payload as payloads
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, save_head
 from tflite_export.device.payload import PayloadError, decode, encode
@@ -194,6 +196,63 @@ def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(nat
     for names in (b'["a", "b", "\\ud800"]', b' [ "a" ,"b","c"]\n', b'["a", "ab", "b"]'):
         path.write_bytes(with_names(names))
         assert native.load_head(path, 7, 3).labels == load_head(path, 7, 3).labels
+
+
+def test_the_library_says_its_version_and_has_it_in_its_name(programs, tmp_path):
+    """A program that was linked to it runs with the library alone, without the name that is for linking."""
+    version = runpy.run_path(str(CORE.parent / "packaging" / "metadata.py"))["VERSION"]
+    source = """
+        #include <stdio.h>
+        #include <string.h>
+        #include "tfpfl_device.h"
+        int main(void) { return puts(tfpfl_version()) < 0 || strcmp(tfpfl_version(), TFPFL_VERSION) != 0; }
+    """
+    program = linked(source, tmp_path / "program", programs / "libtfpfl_device.so")
+    name = f"libtfpfl_device.so.{version.split('.')[0]}"
+    shutil.copy(programs / name, tmp_path / name)
+    done = subprocess.run(
+        [program], capture_output=True, text=True, check=False, env={"LD_LIBRARY_PATH": str(tmp_path)}
+    )
+    assert (done.returncode, done.stdout) == (0, f"{version}\n"), done.stderr
+    (tmp_path / name).unlink()
+    alone = subprocess.run(
+        [program], capture_output=True, text=True, check=False, env={"LD_LIBRARY_PATH": str(tmp_path)}
+    )
+    assert alone.returncode != 0 and name in alone.stderr
+
+
+def test_nothing_but_the_functions_of_the_header_is_visible(programs):
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", programs / "libtfpfl_device.so"], capture_output=True, text=True
+    )
+    names = {line.split()[-1] for line in shown.stdout.splitlines()}
+    header = (CORE / "include" / "tfpfl_device.h").read_text()
+    assert names == set(re.findall(r"TFPFL_API [^;(]*?(tfpfl_\w+)\(", header)) and "tfpfl_version" in names
+
+
+def test_the_unit_for_boards_waits_for_all_files_of_examples():
+    """x.bin is written before y.bin, and the unit may start in between."""
+    unit = (CORE / "systemd" / "tfpfl-personalize.service").read_text()
+    command, folder = (re.search(f"^{name}=(.*)$", unit, re.M)[1] for name in ("ExecStart", "WorkingDirectory"))
+    needed = [f"{folder}/{name}" for name in command.split() if name in ("x.bin", "y.bin")]
+    assert needed == re.findall("^ConditionPathExists=(.*)$", unit, re.M) and len(needed) == 2
+
+
+def test_the_example_says_which_file_cannot_be_read(programs, tmp_path):
+    """A folder has no content, and a missing file has none either."""
+    (tmp_path / "x.bin").write_bytes(bytes(70_000))
+    (tmp_path / "y.bin").mkdir()
+    for x, y, why in (("none.bin", "y.bin", "none.bin: No such file"), ("x.bin", "y.bin", "y.bin: Is a directory")):
+        command = [
+            programs / "personalize",
+            tmp_path,
+            "libLiteRt.so",
+            tmp_path / x,
+            tmp_path / y,
+            tmp_path / "head.bin",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and done.stderr.startswith(f"{tmp_path}/{why}") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.table

@@ -21,7 +21,7 @@ from tflite_export.device import classes
 from tflite_export.device import payload as payloads
 from tflite_export.device.chunks import filled_up, trunk_output, with_zeros
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.head_file import HeadError, SavedHead, check_names, load_head, save_head, theta_sha256
+from tflite_export.device.head_file import HeadError, SavedHead, check_names, load_head, saving, theta_sha256
 from tflite_export.device.kinds import Score
 from tflite_export.device.layout import BACKBONE, HEAD, PROGRAM, STATIC_PROGRAM, THETA
 from tflite_export.device.manifest import LARGEST, LARGEST_NUMBER
@@ -151,8 +151,7 @@ class DeviceClient:
     def _change(self, head: SavedHead) -> None:
         if self.batch is not None:
             raise HeadError(f"{STATIC_PROGRAM} is {_FIXED}")
-        self._store(head)
-        self._class_changes += 1
+        self._store(head, class_changes=1)
 
     @property
     def head_is_stale(self) -> bool:
@@ -181,6 +180,7 @@ class DeviceClient:
         Raises:
             HeadError: the head has another shape, or holds NaN or infinity; its labels are no different names of
                 classes, or its theta_sha256 is no hash. The head stays as it was.
+            NotOnDisk: the head is the new one, and after a loss of power it may be the old one again.
         """
         check_names(head)
         with np.errstate(over="ignore"):  # a number that float32 does not have is seen below
@@ -326,10 +326,10 @@ class DeviceClient:
     def _fitted(self, kernel, bias) -> SavedHead:
         return SavedHead(kernel, bias, self.theta_sha256, self._head.labels)
 
-    def _store(self, head):
-        if self._state is not None:
-            save_head(self._state, head)
-        self._head = head
+    def _store(self, head, class_changes=0):
+        with saving(self._state, head):
+            self._head = head
+            self._class_changes += class_changes
 
     def checked(self, x: np.ndarray, y: np.ndarray | None = None):
         """Examples as arrays, float32 [N, ...] and, if given, labels int32 [N] or targets float32 [N, K].

@@ -1,9 +1,18 @@
 """Writes a file in one step, and says what is in one. This module needs nothing but Python."""
 
+import errno
 import hashlib
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+_CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+class NotOnDisk(OSError):
+    """A file was replaced, and its folder could not be written to the disk: a loss of power may undo it."""
 
 
 def describe(path: Path) -> dict:
@@ -25,6 +34,10 @@ def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> N
         path: the file; its folder exists.
         content: what it shall hold.
         mode: its permissions.
+
+    Raises:
+        NotOnDisk: the new one is there, and after a loss of power it may be the old one again.
+        OSError: the old one is there.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
@@ -36,8 +49,40 @@ def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> N
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)  # the new name must be on disk, too
     try:
-        os.fsync(folder)
+        sync_folder(path.parent)
+    except OSError as error:
+        why = f"{error.strerror}: the file is the new one, and after a loss of power it may be the old one again"
+        raise NotOnDisk(error.errno, why, str(path)) from error
+
+
+@contextmanager
+def written(path: str | os.PathLike, content: bytes) -> Iterator[None]:
+    """Writes a file as `write_whole` does. The block makes the content current in memory: exactly if the file is it.
+
+    Raises:
+        NotOnDisk: after the block.
+    """
+    failed = None
+    try:
+        write_whole(path, content)
+    except NotOnDisk as error:
+        failed = error
+    yield
+    if failed is not None:
+        raise failed
+
+
+def sync_folder(folder: str | os.PathLike) -> None:
+    """Writes to the disk which names a folder has: new ones are there, and deleted ones do not come back.
+
+    Some file systems have no way to do this, and do it in their own time.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
     finally:
-        os.close(folder)
+        os.close(handle)

@@ -23,13 +23,14 @@ import re
 import struct
 import zlib
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.files import write_whole
+from tflite_export.device.files import write_whole, written
 
 _MAGIC, _MAGIC_LABELS = b"TFPFLH01", b"TFPFLH02"
 _HEADER = struct.Struct("<8sII32sI")
@@ -89,6 +90,11 @@ def check_names(head: SavedHead) -> None:
 def save_head(path: str | os.PathLike, head: SavedHead) -> None:
     """Writes a head to a file. If the process is killed meanwhile, the old or the new head is there, whole."""
     write_whole(path, head_bytes(head))
+
+
+def saving(path: str | os.PathLike | None, head: SavedHead) -> AbstractContextManager[None]:
+    """Saves a head, where there is a path; the block makes it current in memory, see `files.written`."""
+    return nullcontext() if path is None else written(path, head_bytes(head))
 
 
 def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:

@@ -17,7 +17,7 @@ from safetensors.numpy import load, save
 
 from tflite_export.device import payload as payloads
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.files import write_whole
+from tflite_export.device.files import write_whole, written
 from tflite_export.device.live import wire
 from tflite_export.device.live.client import LiveDevice
 from tflite_export.device.live.state import State
@@ -179,8 +179,8 @@ class TfDevice(LiveDevice):
 
     def _counted(self, pending: Pending) -> None:
         new = unpack(pending.state, self.current, UPDATE, same_shapes=True)
-        write_whole(self.state.folder / STATE, pending.state)
-        self.current = new
+        with written(self.state.folder / STATE, pending.state):
+            self.current = new
 
     def _score(self, work: dict) -> None:
         message = self._message(work)

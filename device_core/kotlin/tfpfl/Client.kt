@@ -58,7 +58,8 @@ class Update(val payload: ByteArray, val numExamples: Int, val loss: Float, val 
 /**
  * One client. `state` is the file that keeps the head between starts; null: it is kept in memory only. `trunk` is the file
  * of the frozen trunk, such as trunk_int8.tflite; null: the exact one.
- * All functions throw [TfpflException]; the head has not changed then.
+ * All functions throw [TfpflException]; the head has not changed then, but for an error which says that its file is the
+ * new one.
  */
 class Client(
     bundle: String, state: String? = null, litert: String? = null, trunk: String? = null,

@@ -10,7 +10,8 @@
 
 import CTfpflDevice
 
-/// One client. All functions throw `TfpflError`; the head has not changed then.
+/// One client. All functions throw `TfpflError`; the head has not changed then, but for an error which says that its
+/// file is the new one.
 ///
 /// A client is used by one thread at a time, such as in an actor, and not by the main thread, since a round may take
 /// seconds. Its memory is freed by `close`, or with the object.

@@ -344,9 +344,11 @@ class LiveDevice:
             self._good(answer)
 
     def _refuse(self, work: dict, why: str) -> None:
-        self.log(f"round {work['round']}, attempt {work['attempt']}: this device takes no part: {why}")
+        number, attempt = (wire.entry_or(work, name, int, 1, 0) for name in ("round", "attempt"))
+        self.log(f"round {number}, attempt {attempt}: this device takes no part: {why}")
         self._secure.refuse(why)
-        time.sleep(min(float(work["seconds"]), _REST))  # the server goes on asking until the phase is over
+        seconds = wire.entry_or(work, "seconds", float, 0, _REST)
+        time.sleep(min(seconds, _REST))  # the server goes on asking until the phase is over
 
     def _settle_secure(self) -> None:
         """Asks what became of a secure round, and makes its head current if it counts."""
@@ -402,9 +404,10 @@ class LiveDevice:
     def _send(self, method: str, target: str, body: bytes, client: int | None) -> Answer:
         """Sends a request until there is an answer, with longer and longer pauses, as long as `patience`.
 
-        When the server is away, the log is told once.
+        The patience begins with the first failure. When the server is away, the log is told once.
         """
-        until, pause, is_told = time.monotonic() + self.patience, 0.2, False
+        until: float | None = None
+        pause, is_told = 0.2, False
         while True:
             try:
                 answer = self._once(method, target, body, client)
@@ -413,6 +416,8 @@ class LiveDevice:
             except (NotTrusted, OSError) as error:
                 if isinstance(error, NotTrusted) and not self._is_reached:  # later it may be another network's page
                     raise ServerError(str(error)) from error
+                if until is None:  # before that the server was there, as in a long download
+                    until = time.monotonic() + self.patience
                 if time.monotonic() + pause > until:
                     raise ServerError(f"{self.url} does not answer: {error}") from error
                 if not is_told and not isinstance(error, _AskedTooOften):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.files import write_whole
+from tflite_export.device.files import sync_folder, write_whole
 from tflite_export.device.head_file import SavedHead, head_bytes, head_of
 from tflite_export.device.live.wire import Signer
 
@@ -76,9 +76,20 @@ class State:
         except OSError:
             self._lock.close()
             raise InvalidInput(f"{self.folder} is in use: another device works with it") from None
+        try:
+            self._tidy()
+        except BaseException:
+            self.close()  # the folder is free for the next try
+            raise
+
+    def _tidy(self) -> None:
+        """Deletes what a killed process was writing, since secrets may be in it."""
         for path in (*self.folder.glob("*.new"), *self.folder.glob("secure/*.new")):
-            if path.is_file():  # a killed process was writing it; secrets may be in it
+            if path.is_file():
                 path.unlink()
+        for folder in (self.folder, self.folder / "secure"):
+            if folder.is_dir():  # what is deleted does not come back after a loss of power
+                sync_folder(folder)
 
     def close(self) -> None:
         """Lets another process use the folder."""
@@ -166,5 +177,6 @@ class State:
         return found
 
     def drop(self) -> None:
-        """Forgets the update: the server has answered."""
+        """Forgets the update: the server has answered. After a loss of power, it is gone, too."""
         (self.folder / self.update).unlink(missing_ok=True)
+        sync_folder(self.folder)

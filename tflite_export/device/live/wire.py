@@ -23,6 +23,7 @@ import json
 import math
 import secrets
 import struct
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,6 +259,14 @@ def entry(message: dict, name: str, kind: type, low: float = -math.inf, high: fl
         shown = repr(value) if len(repr(value)) < 60 else "something longer"
         raise WireError(f"{name} must be {kind.__name__} from {low:g} to {high:g}, found {shown}")
     return float(value) if kind is float else value
+
+
+def entry_or(message: dict, name: str, kind: type, low: float, other: Any) -> Any:
+    """A number of a message that is at least `low`; `other` where it is missing or no such number."""
+    try:
+        return entry(message, name, kind, low, 2**31 - 1 if kind is int else sys.float_info.max)
+    except WireError:
+        return other
 
 
 def _elliptic():

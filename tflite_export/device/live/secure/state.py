@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.files import write_whole
+from tflite_export.device.files import sync_folder, write_whole
 from tflite_export.device.live.state import Pending, packed, unpacked
 from tflite_export.device.live.wire import PHASES
 
@@ -46,10 +46,14 @@ class SecureState:
         return unpacked(path.read_bytes(), num_features, num_classes) if path.exists() else None
 
     def attempt(self) -> dict | None:
-        """What is kept of the attempt; None if there is none that can be read: then nothing was sent in it."""
+        """What is kept of the attempt; None if there is none, or it is damaged: then nothing was sent in it.
+
+        Raises:
+            OSError: the file cannot be read now. It stays: messages may have been sent in the attempt.
+        """
         try:
             return json.loads((self.folder / ATTEMPT).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None
 
     def keep_attempt(self, about: dict) -> None:
@@ -66,14 +70,23 @@ class SecureState:
         self._write(phase, body)
 
     def drop_attempt(self) -> None:
-        """Forgets the attempt: first its secrets, so that no message can ever be made with them again."""
-        for name in (ATTEMPT, *PHASES):
-            (self.folder / name).unlink(missing_ok=True)
+        """Forgets the attempt: first its secrets, so that no message can ever be made with them again.
+
+        On disk, too, the secrets are gone before a message is, and all of it when this returns.
+        """
+        self._delete(ATTEMPT)
+        self._delete(*PHASES)
 
     def drop(self) -> None:
         """Forgets all: the round is over."""
         self.drop_attempt()
-        (self.folder / VISIT).unlink(missing_ok=True)
+        self._delete(VISIT)
+
+    def _delete(self, *names: str) -> None:
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        if self.folder.is_dir():
+            sync_folder(self.folder)
 
     def _write(self, name: str, content: bytes) -> None:
         self.folder.mkdir(mode=0o700, exist_ok=True)

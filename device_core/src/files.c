@@ -1,0 +1,87 @@
+/* Writes a file in one step: the old or the new one is there, whole, also after a loss of power. */
+#include "core.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MOST_ATTEMPTS 10000 /* to find a name that no other file has */
+
+int write_whole(int file, const void *from, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t part = write(file, (const char *)from + done, bytes - done);
+        if (part < 0 && errno == EINTR) continue;
+        if (part < 0) return -1;
+        done += (size_t)part;
+    }
+    return 0;
+}
+
+char *parent_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    size_t length = slash == NULL ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    char *folder = take(length + 1, 1);
+    if (folder == NULL) return NULL;
+    memcpy(folder, slash == NULL ? "." : path, length);
+    folder[length] = 0;
+    return folder;
+}
+
+int sync_folder(const char *path) {
+    char *folder = parent_of(path);
+    if (folder == NULL) return errno = ENOMEM, -1;
+    int file = open(folder, O_RDONLY | O_CLOEXEC), found = -1;
+    free(folder);
+    if (file >= 0) {
+        found = fsync(file);
+        /* Some file systems have no way to do this, and write names to the disk in their own time. */
+        if (found != 0 && (errno == EINVAL || errno == ENOTSUP || errno == EOPNOTSUPP)) found = 0;
+        int kept = errno;
+        close(file);
+        errno = kept;
+    }
+    return found;
+}
+
+/* Makes a new file beside `path`, which no other thread or process has. Its name, to be freed, ends with .new, so that
+ * what a killed process has left is known. */
+static int open_beside(const char *path, unsigned mode, char **name, char *error) {
+    size_t room = strlen(path) + 64;
+    int file = -1;
+    *name = take(room, 1);
+    if (*name == NULL) return no_memory(error), -1;
+    for (int i = 0; file < 0 && i < MOST_ATTEMPTS; i++) {
+        snprintf(*name, room, "%s.%ld.%d.new", path, (long)getpid(), i);
+        file = open(*name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode);
+        if (file < 0 && errno != EEXIST) break;
+    }
+    if (file < 0) system_error(error, *name);
+    return file;
+}
+
+int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, bool *replaced,
+                 char *error) {
+    char *temporary;
+    int file = open_beside(path, mode, &temporary, error), status = 0;
+    *replaced = false;
+    if (file < 0) {
+        free(temporary);
+        return TFPFL_SYSTEM_ERROR;
+    }
+    int wrong = write_to(file, of) || fsync(file), kept = errno;
+    if (close(file) != 0 && !wrong) wrong = 1, kept = errno;
+    errno = kept;
+    if (wrong) status = system_error(error, temporary);
+    else if (rename(temporary, path) != 0) status = system_error(error, path);
+    *replaced = status == 0;
+    if (!*replaced) unlink(temporary);
+    else if (sync_folder(path) != 0)
+        status = fail(error, TFPFL_SYSTEM_ERROR, "[Errno %d] %s: the file is the new one, and after a loss of power it "
+                      "may be the old one again: '%s'", errno, strerror(errno), path);
+    free(temporary);
+    return status;
+}
