@@ -1,6 +1,8 @@
 """An update that a device keeps until the server has answered: nothing but damage makes it be dropped."""
 
 import errno
+import os
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -90,6 +92,24 @@ def test_a_folder_is_of_one_device_whatever_else_the_process_closes(tmp_path):
         code, (said,) = another_process()
         assert code == 1 and said.endswith("is in use: another device works with it")
     assert another_process() == (0, [])
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EWOULDBLOCK])
+def test_a_file_system_without_locks_is_not_told_as_another_device(number, tmp_path, monkeypatch):
+    """In the words of the client in C: `system_error` there."""
+
+    def flock(file, how):
+        files.append(file)
+        raise OSError(number, os.strerror(number))
+
+    files = []
+    monkeypatch.setattr(states.fcntl, "flock", flock)
+    told = f"[Errno {number}] {os.strerror(number)}: '{tmp_path / 'lock'}'"
+    if number == errno.EWOULDBLOCK:
+        told = f"{tmp_path} is in use: another device works with it"
+    with pytest.raises((OSError, InvalidInput), match=f"^{re.escape(told)}$"):
+        State(tmp_path)
+    assert files[0].closed
 
 
 def test_a_device_that_cannot_begin_leaves_its_folder_free(tmp_path):

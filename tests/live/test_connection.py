@@ -10,6 +10,7 @@ import pytest
 
 from helpers.certificates import made_certificate
 from tflite_export.device.__main__ import main
+from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live import client as module
 from tflite_export.device.live.client import Answer, LiveDevice, ServerError
 from tflite_export.device.live.connection import Connection, NotTrusted, trusting
@@ -166,3 +167,43 @@ def test_a_server_on_this_machine_is_asked_without_a_proxy(server, monkeypatch):
         assert connection.send("GET", "/v1/health", b"", {})[:2] == (200, b"ok")
     with closing(Connection("http://127.0.0.3:9", None)) as connection, pytest.raises(OSError, match="proxy"):
         connection.send("GET", "/v1/health", b"", {})  # others are asked through it
+
+
+@contextmanager
+def proxies(monkeypatch, **named):
+    """These alone are named by the environment."""
+    with monkeypatch.context() as patched:
+        for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+            patched.delenv(name, raising=False)
+        for name, value in named.items():
+            patched.setenv(name, value)
+        yield
+
+
+def test_a_proxy_without_a_scheme_is_one_by_http(server, monkeypatch):
+    """As for curl, and so for the client in C."""
+    address, ports = server
+    for name, value in (("http_proxy", address.removeprefix("http://")), ("HTTP_PROXY", address)):
+        with (
+            proxies(monkeypatch, **{name: value}),
+            closing(Connection("http://device.invalid:9", None)) as connection,
+        ):
+            assert connection.send("GET", "/v1/health", b"", {})[:2] == (200, b"ok")
+    assert len(ports) == 2
+
+
+@pytest.mark.parametrize("proxy", ["socks5://10.1.2.3:3128", "http://[", "10.1.2.3:99999", "http://:3128", "://x"])
+def test_a_proxy_that_is_none_is_told_with_its_variable(proxy, monkeypatch):
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        with proxies(monkeypatch, **{name: proxy}), pytest.raises(InvalidInput, match=f"^{name} names a proxy") as told:
+            Connection("https://example.org", None)
+        assert proxy in str(told.value)
+
+
+def test_what_is_told_of_a_proxy_has_no_password(monkeypatch):
+    with (
+        proxies(monkeypatch, http_proxy="socks5://me:secret@10.1.2.3:3128"),
+        pytest.raises(InvalidInput, match="found '10.1.2.3:3128'") as told,
+    ):
+        Connection("http://example.org", None)
+    assert "secret" not in str(told.value) and told.value.__cause__ is None

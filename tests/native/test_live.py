@@ -7,6 +7,7 @@ import signal
 import ssl
 import struct
 import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -515,6 +516,39 @@ def test_the_listing_in_the_documentation_is_the_example():
     listing = (CORE / "examples" / "live.c").read_text()
     shown = re.findall(r"```c\n(.*?)```", (CORE.parent / "docs" / "live.md").read_text(), re.S)
     assert shown and all(part in listing for part in shown) and "tfpfl_live_run" in shown[0]
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "test"), ("train", "validation", "test")])
+def test_the_documentation_makes_the_numbers_that_the_example_reads(splits, tmp_path):
+    """Of whatever splits there are, and with the number of classes, which the labels need not show."""
+    rng = np.random.default_rng(0)
+    examples = {split: (rng.random((5, 2, 3)), np.arange(5) % 3) for split in splits}
+    done, data = converted(tmp_path, examples, {"classes": 4} if "test" in splits else None)
+    assert done.returncode == 0, done.stderr
+    write_raw(tmp_path / "expected", examples | {"classes": 4})
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "expected").glob("*.bin")}
+    if "test" in splits:
+        expected["classes.txt"] = b"4"
+    assert {p.name: p.read_bytes() for p in data.iterdir() if p.suffix in (".bin", ".txt")} == expected
+    assert len(expected) == 2 * len(splits) + ("test" in splits)
+
+
+@pytest.mark.parametrize("y", [np.array([0.5, 1.0]), np.ones((2, 2), np.float32)])
+def test_the_documentation_makes_no_labels_of_targets(y, tmp_path):
+    done, data = converted(tmp_path, {"train": (np.zeros((2, 3)), y)}, {"classes": 2})
+    assert done.returncode == 1 and done.stderr == "train.npz has targets: the example is for classes\n"
+    assert [path.name for path in data.iterdir() if path.suffix == ".bin"] == []
+
+
+def converted(folder, examples, about):
+    """What the command of docs/live.md says, and the folder in which it ran."""
+    (command,) = re.findall(r'```bash\npython -c "\n(.*?)"\n```', (CORE.parent / "docs" / "live.md").read_text(), re.S)
+    (data := folder / "data").mkdir()
+    for split, (x, y) in examples.items():
+        np.savez(data / f"{split}.npz", x=x, y=y)
+    if about is not None:
+        (data / "about.json").write_text(json.dumps(about))
+    return subprocess.run([sys.executable, "-c", command], cwd=data, capture_output=True, text=True, check=False), data
 
 
 def test_the_core_needs_neither_of_the_libraries(live, programs):

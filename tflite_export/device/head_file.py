@@ -25,7 +25,7 @@ import zlib
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,17 +74,31 @@ def check_names(head: SavedHead) -> None:
     """Checks that the names of a head can be kept in a file and told apart.
 
     Raises:
-        HeadError: a label is no text that UTF-8 can hold, or is there twice; or theta_sha256 is no hash in hexadecimal.
+        HeadError: a label is no text that UTF-8 can hold, or is there twice; there is not one for each class; or
+            theta_sha256 is no hash in hexadecimal.
     """
     if not (isinstance(head.theta_sha256, str) and re.fullmatch("[0-9a-f]{64}", head.theta_sha256)):
         raise HeadError(f"theta_sha256 must be 64 hexadecimal digits, found {head.theta_sha256!r}")
-    for name in head.labels or ():
-        if not (isinstance(name, str) and name):
-            raise HeadError(f"the name of a class must be a text, found {name!r}")
+    if head.labels is None:
+        return
+    shape = np.shape(head.kernel)
+    if problem := _wrong_names(head.labels, shape[1] if len(shape) == 2 else np.size(head.bias)):
+        raise HeadError(problem)
+    for name in head.labels:  # a file may have half of a surrogate pair, which JSON can name; none is written into one
         if not is_unicode(name):
             raise HeadError(f"the name of a class must be a text in Unicode, found {name!r}")
-    if twice := [name for name, number in Counter(head.labels or ()).items() if number > 1]:
-        raise HeadError(f"the names of classes must differ, and {twice[0]!r} is there twice")
+
+
+def _wrong_names(names: Any, k: int) -> str | None:
+    """What is wrong with the names of a head's k classes; None: nothing."""
+    if not (isinstance(names, (list, tuple)) and len(names) == k > 0):
+        return f"the head has no names for its {k} classes"
+    for name in names:
+        if not (isinstance(name, str) and name):
+            return f"the name of a class must be a text, found {name!r}"
+    if twice := [name for name, number in Counter(names).items() if number > 1]:
+        return f"the names of classes must differ, and {twice[0]!r} is there twice"
+    return None
 
 
 def save_head(path: str | os.PathLike, head: SavedHead) -> None:
@@ -134,12 +148,11 @@ def head_of(content: bytes, path: str | os.PathLike, num_features: int, num_clas
 def _labels(path: str | os.PathLike, content: bytes, k: int) -> tuple[str, ...]:
     """The names of K classes, from what follows the numbers."""
     (size,) = struct.unpack_from("<I", content)
+    names: Any = None
     try:
         names = json.loads(content[4:].decode("utf-8")) if len(content) == 4 + size else None
     except (ValueError, RecursionError):
-        names = None
-    names = names if isinstance(names, list) else []
-    usable = len(names) == k > 0 and all(isinstance(n, str) and n for n in names) and len(set(names)) == k
-    if not usable:
+        pass  # told below
+    if _wrong_names(names, k) is not None:
         raise HeadError(f"{path} is damaged: it has no names for its {k} classes")
     return tuple(names)

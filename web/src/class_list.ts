@@ -1,7 +1,7 @@
 /** The visitor's classes: as chips below the pad, and as a list with their names and examples. */
 import { classColor } from './colors'
 import { byId, make } from './elements'
-import { MOST_NAMES, type Example, type Learner } from './learner'
+import { LONGEST_NAME, type Example, type Learner } from './learner'
 import type { Raw, Words } from './source'
 
 /** What the page does when something in the list is used. */
@@ -43,7 +43,7 @@ export function showClasses(learner: Learner, actions: ClassActions): void {
         remove.ariaLabel = `Remove class “${name}”`
       }
       named(name)
-      const input = make('input', { type: 'text', id: `name-${label}`, value: name, maxLength: MOST_NAMES, autocomplete: 'off' })
+      const input = make('input', { type: 'text', id: `name-${label}`, value: name, maxLength: LONGEST_NAME, autocomplete: 'off' })
       input.ariaLabel = `Name of class ${label + 1}`
       input.onfocus = () => actions.focused(label)
       // While it is typed, and in place: at the end, another control may have been pressed already and must not move.

@@ -12,7 +12,7 @@ export interface Guest {
 
 interface Setting {
   about: MembersAbout
-  preprocessing: Preprocessing
+  preprocessing: Partial<Preprocessing>
   pixels: number
   features: number
   room: number

@@ -112,11 +112,10 @@ export class FederationPage {
   /** Takes the visitor in, or the visitor's new drawings. */
   private async invite(): Promise<void> {
     const { bundle, members } = this
-    const { model, browser } = bundle.manifest
-    const { scale = 1, shift = 0 } = bundle.manifest.preprocessing as Partial<Preprocessing>
+    const { model, browser, preprocessing } = bundle.manifest
     const found = await readGuest(bundle.thetaSha256, {
       about: members.about,
-      preprocessing: { scale, shift },
+      preprocessing: preprocessing as Partial<Preprocessing>,
       pixels: model.example_shape.reduce((a, b) => a * b, 1),
       features: model.num_features,
       room: browser.room,

@@ -40,13 +40,17 @@ export function thetaOf(file: Uint8Array): string {
   return [...file.subarray(16, 48)].map((byte) => byte.toString(16).padStart(2, '0')).join('')
 }
 
-/**
- * Reads a head file.
- *
- * @throws HeadError: it is not a head, is damaged, has another number of features, is not finite, or was fitted to
- *   another backbone.
- */
-export function readHead(file: Uint8Array, features: number, thetaSha256: string): Head {
+/** Whether a file is a head, and is not damaged; of whatever backbone. */
+export function isHead(file: Uint8Array): boolean {
+  try {
+    return whole(file).k > 0
+  } catch {
+    return false
+  }
+}
+
+/** The parts of a head file: m features, k classes, and what follows the header, of which `size` bytes are the numbers. */
+function whole(file: Uint8Array): { m: number; k: number; numbers: Uint8Array; size: number; named: boolean } {
   const magic = new TextDecoder().decode(file.subarray(0, 8))
   if (file.length < HEADER || (magic !== MAGIC && magic !== MAGIC_NAMES)) {
     throw new HeadError('This is not a head that tfpfl saved.')
@@ -54,10 +58,21 @@ export function readHead(file: Uint8Array, features: number, thetaSha256: string
   const view = new DataView(file.buffer, file.byteOffset, file.byteLength)
   const [m, k] = [view.getUint32(8, true), view.getUint32(12, true)]
   const [numbers, size] = [file.subarray(HEADER), 4 * (m * k + k)]
-  const whole = magic === MAGIC ? numbers.length === size : numbers.length >= size + 4
-  if (!whole || crc32(numbers) !== view.getUint32(48, true)) {
+  const fits = magic === MAGIC ? numbers.length === size : numbers.length >= size + 4
+  if (!fits || crc32(numbers) !== view.getUint32(48, true)) {
     throw new HeadError('The head is damaged or cut off: its checksum is not that of its numbers.')
   }
+  return { m, k, numbers, size, named: magic === MAGIC_NAMES }
+}
+
+/**
+ * Reads a head file.
+ *
+ * @throws HeadError: it is not a head, is damaged, has another number of features, is not finite, or was fitted to
+ *   another backbone.
+ */
+export function readHead(file: Uint8Array, features: number, thetaSha256: string): Head {
+  const { m, k, numbers, size, named } = whole(file)
   const theta = thetaOf(file)
   if (theta !== thetaSha256) {
     throw new HeadError(
@@ -67,7 +82,7 @@ export function readHead(file: Uint8Array, features: number, thetaSha256: string
   if (m !== features || k < 1) throw new HeadError(`The head has ${m} features; the backbone of this page has ${features}.`)
   const values = floatsOf(numbers.subarray(0, size))
   if (!values.every(Number.isFinite)) throw new HeadError('The head holds numbers that are not finite.')
-  const names = magic === MAGIC_NAMES ? namesOf(numbers.subarray(size), k) : null
+  const names = named ? namesOf(numbers.subarray(size), k) : null
   return { kernel: values.slice(0, m * k), bias: values.slice(m * k), ...(names && { names }) }
 }
 

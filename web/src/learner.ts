@@ -36,7 +36,8 @@ export class LearnError extends Error {}
 export const STEPS = 300
 /** Every third example of a class is held out. */
 export const EVERY = 3
-export const MOST_NAMES = 24
+/** The longest name that a visitor may write, as on other devices (tflite_export/device/classes.py). Those of a file stay whole. */
+export const LONGEST_NAME = 200
 const MOST_UNDO = 50
 /** What a visitor is asked to draw first. */
 export const DRAWINGS: Wanted = { each: EVERY, names: ['star', 'house', 'wave'], more: 'draw more of' }
@@ -105,7 +106,7 @@ export class Learner {
 
   /** Undo does not take a name back: the class has it in the states before, too. */
   rename(label: number, name: string): void {
-    const named = (state: State, at: number) => ({ ...state, names: state.names.map((old, i) => (i === at ? name.slice(0, MOST_NAMES) : old)) })
+    const named = (state: State, at: number) => ({ ...state, names: state.names.map((old, i) => (i === at ? name : old)) })
     this.now = named(this.now, label)
     for (let i = this.past.length - 1, at = label; i >= 0; i--) {
       const { state, gone } = this.past[i]!
@@ -248,7 +249,7 @@ export class Learner {
       throw new LearnError(`The head has ${k} classes and you have drawn ${this.now.names.length}: reset first, then import.`)
     }
     const given = told.length > 0 ? told : this.now.names
-    const titles = Array.from({ length: k }, (_, i) => given[i]?.slice(0, MOST_NAMES) || `class ${i + 1}`)
+    const titles = Array.from({ length: k }, (_, i) => given[i] || `class ${i + 1}`)
     const from = this.columnsFor(titles)
     this.change({ names: from.map((column) => titles[column]!), head: ordered(head, from) }, told.length > 0 ? 'all' : null)
   }

@@ -8,9 +8,10 @@
 import { floatsOf } from './bytes'
 import type { Device } from './device'
 import { messageOf } from './elements'
-import { headBytes, readHead, thetaOf, type Head } from './head'
+import { headBytes, isHead, readHead, thetaOf, type Head } from './head'
 import type { LiveStore, Member, Pending, SecureVisit } from './live_store'
 import { packUpdate, PHASES, PROTOCOL, publicText, newKey, stamp, type Phase, type ScoreRow, type SecureWork, type Settings, type Work } from './live_wire'
+import { isManifest } from './manifest_hash'
 import type { Examples } from './npz'
 import { encodeGradient } from './payload'
 import { Rests, type Sent } from './rests'
@@ -178,10 +179,12 @@ export class LiveClient {
     const { store } = this.options
     let bundle = await store.bundle()
     if (!bundle) {
-      const file = async (name: string) => good(await this.ask('GET', `/v1/bundle/${name}`)).bytes
-      bundle = { manifest: await file('manifest.json'), program: await file('program_browser.tflite') }
-      const { files } = JSON.parse(new TextDecoder().decode(bundle.manifest)) as { files: Record<string, { sha256: string }> }
-      if (files['program_browser.tflite']?.sha256 !== sha256(bundle.program)) throw new Error('The program came damaged: its sha256 is not the one in the manifest.')
+      const manifest = await this.askFile('/v1/bundle/manifest.json', isManifest)
+      const { files } = JSON.parse(new TextDecoder().decode(good(manifest).bytes)) as { files: Record<string, { sha256: string }> }
+      const hash = files['program_browser.tflite']?.sha256
+      const program = await this.askFile('/v1/bundle/program_browser.tflite', (file) => !hash || sha256(file) === hash)
+      bundle = { manifest: manifest.bytes, program: good(program).bytes }
+      if (!hash) throw new Error('The server’s manifest names no program for browsers.')
       await store.keepBundle(bundle)
     }
     this.model = (JSON.parse(new TextDecoder().decode(bundle.manifest)) as { model: Model }).model
@@ -189,7 +192,7 @@ export class LiveClient {
   }
 
   private async firstHead(): Promise<Uint8Array> {
-    const { bytes } = good(await this.ask('GET', '/v1/head'))
+    const { bytes } = good(await this.askFile('/v1/head', isHead))
     this.readHead(bytes)
     await this.options.store.keepHead(bytes)
     return bytes
@@ -230,13 +233,12 @@ export class LiveClient {
   /** Fetches the theta of a round; false if the round ended meanwhile. */
   private async receive(name: string): Promise<boolean> {
     if (name === this.theta) return true
-    const answer = await this.ask('GET', `/v1/theta/${name}`)
+    const answer = await this.askFile(`/v1/theta/${name}`, (file) => sha256(file) === name)
     if (answer.status === 410) {
       await this.wait(0.2)
       return false
     }
     const { bytes } = good(answer)
-    if (sha256(bytes) !== name) throw new Error('The server’s theta does not have the hash that it was announced with.')
     const theta = floatsOf(bytes)
     if (theta.length !== this.model.num_backbone_weights) throw new Error(`Theta has ${theta.length} numbers, and the program takes ${this.model.num_backbone_weights}.`)
     if (!theta.every(Number.isFinite)) throw new Error('Theta holds NaN or infinity.')
@@ -388,8 +390,13 @@ export class LiveClient {
     return rows
   }
 
+  /** Asks for a file, and again where what comes does not fit: it is damaged, or a proxy's page in the server's place. */
+  private askFile(target: string, fits: (file: Uint8Array) => boolean): Promise<Answer> {
+    return this.ask('GET', target, NOTHING, true, fits)
+  }
+
   /** Sends a request until there is an answer, with longer and longer pauses; every time signed anew. */
-  private async ask(method: string, target: string, body: Uint8Array = NOTHING, signed = true): Promise<Answer> {
+  private async ask(method: string, target: string, body: Uint8Array = NOTHING, signed = true, fits?: (file: Uint8Array) => boolean): Promise<Answer> {
     let pause = 0.2
     let again = false
     for (;;) {
@@ -405,6 +412,7 @@ export class LiveClient {
           continue
         }
         if (answer.status === 200 && !isOurs(target, answer.bytes)) why = 'what answers is not the run’s server'
+        else if (answer.status === 200 && fits && !fits(answer.bytes)) why = 'the file that came is damaged, or not of the run’s server'
         else if (answer.status < 500 && !LATER.includes(answer.status)) return answer
         else why = answer.error
       } catch (error) {
@@ -455,7 +463,7 @@ function isSecure(work: Work): work is SecureWork {
 
 /** Whether this answer with status 200 is of a server of live rounds: a proxy may have a page for the time without one. */
 function isOurs(target: string, bytes: Uint8Array): boolean {
-  if (FILES.test(target)) return true // whoever asks checks a hash
+  if (FILES.test(target)) return true // whoever asks for one says what fits: `askFile`
   try {
     const said = JSON.parse(new TextDecoder().decode(bytes)) as { counted?: unknown; state?: unknown } | null
     if (typeof said !== 'object' || said === null) return false

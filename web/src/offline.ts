@@ -28,11 +28,18 @@ export async function keepForOffline(site: Site, runtime: readonly string[]): Pr
   const cache = await caches.open(name)
   const keep = async (file: string, url: string, found: Listed) => {
     if (await cache.match(url)) return
-    // The browser has just loaded it; the hash says whether its copy is still the right file. The page's own address is the
-    // same for all versions.
-    const response = await fetch(url, { cache: url === './' ? 'no-cache' : 'force-cache' })
-    await content(file, response.clone(), found)
-    await cache.put(url, response)
+    for (const mode of ['force-cache', 'reload'] as const) {
+      // The browser has just loaded most files. Its copy may be of an older version, as the hash shows: then the host has
+      // the file, and `force-cache` would go on with the copy whatever the host says of it.
+      const response = await fetch(url, { cache: mode })
+      try {
+        await content(file, response.clone(), found)
+      } catch (error) {
+        if (mode === 'reload') throw error
+        continue
+      }
+      return cache.put(url, response)
+    }
   }
   const wanted = (file: string) => !file.startsWith('litert-') || runtime.some((used) => file.endsWith(`/${used}`))
   for (const [file, found] of Object.entries(site.files)) {

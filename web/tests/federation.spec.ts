@@ -325,6 +325,14 @@ describe('the visitor as a member', () => {
     expect([head.kernel.length, head.bias.length]).toEqual([6, 2])
   })
 
+  it('has the examples that the manifest says: raw numbers where it names neither scale nor shift', () => {
+    for (const [preprocessing, x] of [[{}, [0, 1, 1, 1]], [{ scale: 3 }, [0, 3, 3, 3]], [{ shift: 2 }, [2, 3, 3, 3]]] as const) {
+      const found = guestOf({ names: ['a', 'b'], examples: [drawn(0), drawn(1)] }, { ...setting, preprocessing })
+      if (typeof found === 'string') throw new Error(found)
+      expect([...found.member.train.x]).toEqual(x)
+    }
+  })
+
   it('says what is missing', () => {
     expect(guestOf({ names: ['a', 'b'], examples: [drawn(0), drawn(1, true)] }, setting)).toMatch(/at least two classes/)
     expect(guestOf({ names: ['7', '7'], examples: [drawn(0), drawn(1)] }, setting)).toMatch(/one name/)

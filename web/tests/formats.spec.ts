@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs'
 import { describe, expect, it } from 'vitest'
 import { CLOSED, headBytes, HeadError, readHead, resized, withoutColumn } from '../src/head'
 import { crc32 } from '../src/crc32'
+import { isManifest, manifestHash } from '../src/manifest_hash'
 import { encodeGradient } from '../src/payload'
 import { decoded, exampleOfDrawing } from '../src/preprocess'
 import { readSafetensors } from '../src/safetensors'
@@ -48,6 +49,31 @@ function preprocessing(name: string): [number, number] {
   const values: Record<string, [number, number]> = { omniglot: [1 / 255, 0], mnist: [2 / 255, -1], digits: [1 / 16, 0] }
   return values[name]!
 }
+
+describe('a manifest', () => {
+  it('of Python has the hash that it names', () => {
+    for (const name of ['mlp', 'cnn']) {
+      const file = bytes(name, 'manifest.json')
+      const text = new TextDecoder().decode(file)
+      expect(isManifest(file)).toBe(true)
+      for (const changed of [text.replace('"format": 1', '"format": 2'), text.slice(1), '{"hash": ""}', 'null', '<p>']) {
+        expect(isManifest(new TextEncoder().encode(changed)), changed.slice(0, 20)).toBe(false)
+      }
+    }
+  })
+
+  it('is written as Python writes JSON before it is hashed', () => {
+    const numbers = '[1E5, -0, 1.50, 1e999, -0e0, 100000000000000000000000, 0.1e-6, 1e16, 9007199254740991.0, 0.0001, 0.00001, -1e-400]'
+    const as = '[100000.0,0,1.5,Infinity,-0.0,100000000000000000000000,1e-07,1e+16,9007199254740991.0,0.0001,1e-05,-0.0]'
+    const hash = (text: string) => sha256(new TextEncoder().encode(text))
+    expect(manifestHash(`{"b": ${numbers},\n "a": [ ] , "hash": [{}]}`)).toBe(hash(`{"a":[],"b":${as}}`))
+    expect(manifestHash('{"x": 1, "x": {"hash": null}}')).toBe(hash('{"x":{"hash":null}}'))
+    expect(manifestHash('["é😀\\u007f\\/", "\\"\\\\,{", true]')).toBe(hash('["\\u00e9\\ud83d\\ude00\\u007f/","\\"\\\\,{",true]'))
+    expect(manifestHash('{"😀": 1, "ￚ": 2}')).toBe(hash('{"\\uffda":2,"\\ud83d\\ude00":1}')) // by characters, not by halves of them
+    // What manifest_hash of Python says.
+    expect(manifestHash('{"a": 1E5, "b": -0, "c": 1.50, "d": 1e999, "e": -0e0, "g": 0.1e-6, "j":"\\u00e9\\/", "a": 2, "hash": {"x": 1}}')).toBe('39ff3bfad2f9dd565c69d35847ca737de95060c7b7cd6aab3786ac364b2c63d1')
+  })
+})
 
 describe('heads', () => {
   const numbers = () => {

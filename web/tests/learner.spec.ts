@@ -154,6 +154,21 @@ describe('a learner', () => {
     expect([learner.state.names, learner.state.head]).toEqual([['a', 'x', 'c'], head([1, 2], [3, 4], [5, 6])])
   })
 
+  it('keeps the names of a file whole: long ones differ at their ends alone', async () => {
+    const names = ['left', 'right', 'left'].map((end, i) => `the hand that writes, from the ${end}${i > 1 ? ' again' : ''}`)
+    learner.importHead(headBytes(head([1, 2], [3, 4], [5, 6]), THETA), names)
+    expect(learner.state.names).toEqual(names)
+    learner.rename(0, `${names[0]}!`)
+    expect(learner.state.names[0]).toBe(`${names[0]}!`)
+    learner.undo()
+    learner.addClass('c')
+    for (const [label, name] of [names[2]!, 'b', names[0]!].entries()) learner.rename(label, name)
+    add(0, 1, 0)
+    add(2, 0, 1)
+    await learner.importFile(zipped(new Map([['head.bin', headBytes(head([1, 2], [3, 4], [5, 6]), THETA)], ['names.json', new TextEncoder().encode(JSON.stringify(names))]]))) // prettier-ignore
+    expect([learner.state.names, learner.state.head]).toEqual([[names[2], names[1], names[0]], head([5, 6], [3, 4], [1, 2])])
+  })
+
   it('takes a rate at which steps cannot raise the loss', () => {
     const phi = Float32Array.from({ length: 40 }, (_, i) => 3 * Math.sin(i * i))
     const labels = Array.from({ length: 20 }, (_, i) => i % 3)

@@ -10,6 +10,7 @@ import type { RoundResult, RoundSettings } from '../src/device'
 import { headBytes, readHead, thetaOf, type Head } from '../src/head'
 import { begin, LiveClient, type LiveEvent } from '../src/live_client'
 import { bytesOf, counted, NO_COUNTS, type Counts, type Identity, type LiveBundle, type LiveStore, type Pending, type SecureAttempt, type SecureVisit } from '../src/live_store'
+import { manifestHash } from '../src/manifest_hash'
 import { newKey, packUpdate, publicText, stamp } from '../src/live_wire'
 import { readExamples, type Examples } from '../src/npz'
 import { readSafetensors } from '../src/safetensors'
@@ -207,9 +208,10 @@ class MemoryStore implements LiveStore {
 
 const ROUNDS = 5
 const EXAMPLES: Examples = { classes: 2, splits: { train: { x: Float32Array.of(1, 2, 3), y: Int32Array.of(0, 1, 1) } } }
-const MANIFEST = { model: { num_features: 1, num_classes: 2, num_backbone_weights: 1 }, files: {} as Record<string, { sha256: string }> }
+const MANIFEST = { hash: '', model: { num_features: 1, num_classes: 2, num_backbone_weights: 1 }, files: {} as Record<string, { sha256: string }> }
 const PROGRAM = Uint8Array.of(1, 2, 3)
 MANIFEST.files['program_browser.tflite'] = { sha256: sha256(PROGRAM) }
+MANIFEST.hash = manifestHash(JSON.stringify(MANIFEST))
 
 const thetaBytes = (round: number) => new Uint8Array(Float32Array.of(round).buffer)
 const json = (status: number, value: unknown) => new Response(JSON.stringify(value), { status })
@@ -588,6 +590,34 @@ describe('a client', () => {
     expect([new Set(why), why.length]).toEqual([new Set(['what answers is not the run’s server']), seen.size])
     const file = (await store.head())!
     expect([readHead(file, 1, thetaOf(file)).kernel[0], (await store.counts()).counted]).toEqual([12345, ROUNDS])
+  })
+
+  it('takes neither a page nor a damaged file for one of the server', async () => {
+    const server = new OneClient()
+    const store = new MemoryStore()
+    await begin(store, 'a token', EXAMPLES)
+    const seen = new Set<string>()
+    const pages = ['<p>Your room number, please.</p>', '"soon"', 'null', '{"soon": true}', '', 'TFPFLH01']
+    const files = /^\/v1\/(bundle\/.*|head|theta\/.*)$/
+    const fetch = async (url: URL | RequestInfo, init?: RequestInit) => {
+      const { pathname } = new URL(String(url))
+      const answer = server.answer(init!.method!, pathname, (init!.body as Uint8Array) ?? new Uint8Array())
+      if (!files.test(pathname)) return answer
+      const page = pages.find((text) => !seen.has(`${pathname} ${text}`))
+      if (page !== undefined) return (seen.add(`${pathname} ${page}`), new Response(page))
+      if (seen.has(`${pathname} damaged`)) return answer
+      seen.add(`${pathname} damaged`)
+      const bytes = new Uint8Array(await answer.arrayBuffer())
+      bytes[Math.max(0, bytes.length - 5)]! ^= 1 // of the manifest, a digit of the program's sha256; it stays JSON
+      return new Response(bytes)
+    }
+    const why: string[] = []
+    const tell = (event: LiveEvent) => void (event.kind === 'away' && why.push(event.why))
+    const client = new LiveClient({ store, open: async () => computing(), tell, server: 'http://host/', sleep: async () => {}, fetch, clock: () => 1790000000 })
+    expect(await client.run()).toBe('done')
+    expect([server.joins, server.heads]).toEqual([1, [0, 1, 12, 123, 1234]])
+    expect([new Set(why), why.length]).toEqual([new Set(['the file that came is damaged, or not of the run’s server']), seen.size])
+    expect(seen.size).toBe((3 + ROUNDS) * (pages.length + 1)) // the manifest, the program, the head, and the thetas
   })
 
   it('takes a theta that comes slowly, and asks again for one that stops on its way', async () => {

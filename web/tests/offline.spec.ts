@@ -99,11 +99,38 @@ it('keeps the site.json by which it has checked the files, whatever the host ans
   }
 })
 
-it('asks the host for the page itself, of which the browser may have an older copy', async () => {
-  const before = fetch
-  vi.stubGlobal('fetch', async (address: string, { cache }: RequestInit = {}) => (cache === 'no-cache' ? before(address) : new Response('an older page')))
-  await visit('/a/', 'site A')
-  expect(await offline('/a/')).toBe('site A')
+it('is renewed where the browser has older copies of files whose address stays', async () => {
+  const copies = new Map<string, Response>() // the browser's own cache, as it is in Chromium, whatever the host says of a copy
+  let asked: string[] = []
+  vi.stubGlobal('fetch', async (address: string, { cache = 'default' }: RequestInit = {}) => {
+    const found = copies.get(url(address))
+    if (found && cache === 'force-cache') return found.clone()
+    asked.push(address)
+    const response = new Response(served.get(url(address)) ?? '{}')
+    copies.set(url(address), response.clone())
+    return response
+  })
+  vi.stubGlobal('document', { baseURI: `${ORIGIN}/a/index.html` })
+  folder = '/a/'
+  const files = ['index.html', 'recorder.js', 'icon.svg', 'manifest.webmanifest', 'assets/index-1.js']
+  const text = (version: string, file: string) => (file.startsWith('assets/') ? 'the same' : `the ${version} one`)
+  for (const version of ['first', 'second']) {
+    for (const file of files) served.set(url(file === 'index.html' ? './' : file), text(version, file))
+    const found: Site = { format: 1, made_by: '', files: Object.fromEntries(files.map((file) => [file, site(text(version, file)).files['index.html']!])) }
+    asked = []
+    expect(await keepForOffline(found, [])).toBe(true)
+    expect([...all.keys()]).toEqual([cacheName(found)])
+  }
+  for (const file of files) expect(await offline('/a/', file === 'index.html' ? '' : file), file).toBe(text('second', file))
+  expect(asked).not.toContain('assets/index-1.js')
+})
+
+it('keeps nothing, and not the wrong file, where the host itself has another', async () => {
+  served.set(`${ORIGIN}/a/`, 'of a third one')
+  folder = '/a/'
+  vi.stubGlobal('document', { baseURI: `${ORIGIN}/a/index.html` })
+  await expect(keepForOffline(site('the page'), [])).rejects.toThrow('index.html is damaged')
+  expect(all.get(cacheName(site('the page')))!.size).toBe(0)
 })
 
 it('shows the newest version of a site wherever it is, and asks for what has its hash in its name once', async () => {

@@ -218,7 +218,8 @@ describe.skipIf(noBrowser)('the site', () => {
         expect(await overflow()).toBeLessThanOrEqual(0)
         await page.locator('#join').click()
         await expect.poll(() => page.locator('#live-status').textContent()).toMatch(/needs the token/)
-        await page.locator('#name-0').fill('abcdefghijklmnopqrstuvwx')
+        await page.locator('#name-0').fill('abcdefghij'.repeat(20)) // the longest one
+        expect(await page.locator('.chip .name').first().evaluate((name) => name.scrollWidth - name.clientWidth)).toBeLessThanOrEqual(0) // all of it is shown
         for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) {
           for (let i = 0; i < 4; i++) await teach(page, label, stroke, i)
         }

@@ -97,12 +97,12 @@ fun main(arguments: Array<String>) {
         val synced = Os.synced
         val returned = try {
             said(worker.doWork())
-        } catch (error: IllegalArgumentException) {
+        } catch (error: Exception) {
             "threw ${error.message}"
         }
         val after = if (app.state.exists()) app.state.readBytes() else null
         val head = if (after.contentEquals(before)) "old head" else "new head"
-        val left = (folder.list() ?: arrayOf()).filter { it.startsWith("update") }
+        val left = (folder.list() ?: arrayOf()).filter { it.startsWith("update") }.sorted()
         val what = "$name: $returned; $head; ${server.delivered}; ${app.outcomes}; $left; asked ${server.asked}"
         println("$what; ${Os.synced - synced} synced") // the folder: for a new update, and for one that is deleted
         check(isClosed(app.client)) { "the client is left open" }
@@ -155,6 +155,29 @@ fun main(arguments: Array<String>) {
         File(folder, "third.payload").writeBytes(payload)
         true
     }
+    app.state.copyTo(File(folder, "third.head"))
+
+    // A disk that does not write, read or delete: folders with something in them in place of files
+    fun blocked(file: File) = File(file, "something").mkdirs().let { file }
+    blocked(File(folder, "update.bin.new"))
+    run("cannot be kept")
+    File(folder, "update.bin.new").deleteRecursively()
+    Os.broken = true
+    run("kept, but perhaps not for long")
+    Os.broken = false
+    run("sent at last", answer = { true.also { Os.broken = true } })
+    Os.broken = false
+    run("taken, but its file stays", { Invitation("r9", app.theta) }) { _ ->
+        app.pending.delete()
+        blocked(app.pending)
+        true
+    }
+    run("cannot be read")
+    app.pending.deleteRecursively()
+    app.source = { throw IOException("a file of the app is gone") }
+    run("an error of the app's disk")
+    app.source = { app.data }
+
     try {
         Recorder.worker(request, Application(), 0).doWork()
     } catch (error: IllegalStateException) {

@@ -1,5 +1,6 @@
 """A device's connection to the server. It stays open between requests, since a new one costs both sides time."""
 
+import os
 import ssl
 import urllib.request
 from collections.abc import Mapping
@@ -57,7 +58,8 @@ class NotTrusted(InvalidInput):
 class Connection:
     """Sends requests to one server, through the proxy that the environment names for it (https_proxy, no_proxy).
 
-    To a server on this machine there is none: the proxy is elsewhere, and would get the token.
+    To a server on this machine there is none: the proxy is elsewhere, and would get the token. A proxy's address may be
+    without http://, as for curl.
 
     Args:
         url: the server's address, such as 'https://example.org', without a slash at the end.
@@ -65,6 +67,7 @@ class Connection:
 
     Raises:
         WireError: the package urllib3 is missing.
+        InvalidInput: the environment names a proxy that cannot be one.
     """
 
     def __init__(self, url: str, context: ssl.SSLContext | None):
@@ -81,7 +84,16 @@ class Connection:
         if proxy is None or parts.hostname in _LOOPBACK or urllib.request.proxy_bypass(parts.hostname or ""):
             self._http = urllib3.PoolManager(**how)
         else:
-            self._http = urllib3.ProxyManager(proxy, **how)
+            try:
+                self._http = urllib3.ProxyManager(proxy if "://" in proxy else f"http://{proxy}", **how)
+                usable = bool(self._http.proxy and self._http.proxy.host)
+            except (urllib3.exceptions.ProxySchemeUnknown, ValueError):  # its texts may have the proxy's password
+                usable = False
+            if not usable:
+                raise InvalidInput(
+                    f"{_variable(parts.scheme)} names a proxy that cannot be used: it must be http://HOST:PORT or "
+                    f"https://HOST:PORT, found {proxy.rpartition('@')[2]!r}"
+                )
 
     def send(self, method: str, target: str, body: bytes, headers: dict) -> tuple[int, bytes, Mapping[str, str]]:
         """Sends a request. No redirect is followed.
@@ -112,6 +124,12 @@ class Connection:
     def close(self) -> None:
         """Closes the connection to the server, and to the proxy. A later `send` works: it opens a new one."""
         self._http.clear()
+
+
+def _variable(scheme: str) -> str:
+    """The variable of the environment that names the proxy; lower case goes first, as for curl."""
+    name = f"{scheme}_proxy"
+    return name.upper() if name not in os.environ and name.upper() in os.environ else name
 
 
 def _not_trusted(error: BaseException | None) -> str | None:

@@ -64,6 +64,7 @@ class State:
 
     Raises:
         InvalidInput: another device works with it, in this process or another one.
+        OSError: it cannot be written or locked.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -73,9 +74,13 @@ class State:
         try:
             # It belongs to this open file. One of `lockf` would end when the process closes any other one of this path.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._lock.close()
             raise InvalidInput(f"{self.folder} is in use: another device works with it") from None
+        except OSError as error:  # such as of a file system that has no locks
+            self._lock.close()
+            error.filename = str(self.folder / LOCK)
+            raise
         try:
             self._tidy()
         except BaseException:

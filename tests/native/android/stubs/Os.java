@@ -8,11 +8,12 @@ import java.nio.file.StandardOpenOption;
 import java.util.HashMap;
 import java.util.Map;
 
-/** Opens folders alone, and counts how often they are written to the disk. */
+/** Opens folders alone, and counts how often they are written to the disk, which may be broken. */
 public final class Os {
     private static final int EIO = 5;
     private static final Map<FileDescriptor, FileChannel> OPEN = new HashMap<>();
     public static int synced = 0;
+    public static boolean broken = false;
 
     public static FileDescriptor open(String path, int flags, int mode) throws ErrnoException {
         try {
@@ -25,6 +26,9 @@ public final class Os {
     }
 
     public static void fsync(FileDescriptor fd) throws ErrnoException {
+        if (broken) {
+            throw new ErrnoException("fsync", EIO);
+        }
         try {
             OPEN.get(fd).force(true);
             synced++;

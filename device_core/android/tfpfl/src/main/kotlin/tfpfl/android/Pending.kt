@@ -13,6 +13,9 @@ import java.util.zip.CRC32
 import tfpfl.Head
 import tfpfl.Update
 
+/** The file of an update cannot be written, read or deleted. It is no [IOException]: those are the server's. */
+internal class PendingException(message: String, cause: Exception? = null) : Exception(message, cause)
+
 /** An update on its way: it is in a file until the server has answered, so that the same bytes can be sent again. */
 internal class Pending(val round: String, val update: Update) {
     /** The file is the old one or the new one, never half of one. */
@@ -32,11 +35,16 @@ internal class Pending(val round: String, val update: Update) {
             writeLong(crc(content.toByteArray()))
         }
         val new = File("$file.new")
-        FileOutputStream(new).use { stream ->
-            content.writeTo(stream)
-            stream.fd.sync()
+        try {
+            FileOutputStream(new).use { stream ->
+                content.writeTo(stream)
+                stream.fd.sync()
+            }
+        } catch (error: IOException) {
+            new.delete() // half of a file, on a disk that may be full
+            throw PendingException("$file cannot be written: ${error.message}", error)
         }
-        if (!new.renameTo(file)) throw IOException("$file cannot be written")
+        if (!new.renameTo(file)) throw PendingException("$file cannot be written")
         sync(file)
     }
 
@@ -44,7 +52,11 @@ internal class Pending(val round: String, val update: Update) {
         /** The update in the file. Null: there is none, or the file is damaged, and is deleted then. */
         fun load(file: File): Pending? {
             if (!file.exists()) return null
-            val content = file.readBytes()
+            val content = try {
+                file.readBytes()
+            } catch (error: IOException) {
+                throw PendingException("$file cannot be read: ${error.message}", error)
+            }
             val input = DataInputStream(content.inputStream())
             val whole = content.size - Long.SIZE_BYTES
             if (whole < 0 || crc(content.copyOf(whole)) != content.copyOfRange(whole, content.size).long()) {
@@ -63,7 +75,7 @@ internal class Pending(val round: String, val update: Update) {
 
         /** After a power cut it does not come back: the server would get the update again, and an old head be current. */
         fun delete(file: File) {
-            file.delete()
+            if (!file.delete() && file.exists()) throw PendingException("$file cannot be deleted")
             sync(file)
         }
 
@@ -78,7 +90,7 @@ internal class Pending(val round: String, val update: Update) {
                     Os.close(opened)
                 }
             } catch (error: ErrnoException) {
-                throw IOException("$folder cannot be written to the disk", error)
+                throw PendingException("$folder cannot be written to the disk: ${error.message}", error)
             }
         }
 

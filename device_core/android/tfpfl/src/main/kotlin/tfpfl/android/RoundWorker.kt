@@ -49,11 +49,11 @@ interface RoundApp {
     /** The client's own examples, as `client` takes them; null: there are too few for a round. */
     fun examples(client: Client): Examples?
 
-    /** What a run of the worker came to. An app may log it. */
+    /** What a run of the worker came to. An app may log it. After TAKEN or REFUSED, an error is that of [pending]. */
     fun finished(outcome: Outcome, error: Exception?) = Unit
 }
 
-/** What a run of the worker came to. Only after [TAKEN] the head is another one. */
+/** What a run of the worker came to. Only after [TAKEN] the head is another one, and after it always. */
 enum class Outcome { TAKEN, REFUSED, NO_ROUND, NO_EXAMPLES, STOPPED, UNREACHABLE, UNUSABLE }
 
 /**
@@ -62,8 +62,9 @@ enum class Outcome { TAKEN, REFUSED, NO_ROUND, NO_EXAMPLES, STOPPED, UNREACHABLE
  * update without an answer is kept, and the next run delivers it again, and does nothing else.
  *
  * It succeeds if it was [Outcome.TAKEN], refused, or there was nothing to do. Without a way to the server it is tried
- * again, up to [MOST_ATTEMPTS] times in a period. What the core refuses ([Outcome.UNUSABLE]) fails, with the message as
- * "error"; it is tried again in the next period. Other exceptions are the app's own, and WorkManager's to report.
+ * again, up to [MOST_ATTEMPTS] times in a period. What the core refuses, or a disk that does not take or give the update
+ * ([Outcome.UNUSABLE]), fails, with the message as "error"; it is tried again in the next period. Other exceptions are
+ * the app's own, also an [IOException] that is not of its [RoundServer], and WorkManager's to report.
  */
 class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(context, parameters) {
     override fun doWork(): Result {
@@ -71,12 +72,15 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
         checkNotNull(app) { "the app's Application does not implement tfpfl.android.RoundApp" }
         return try {
             val outcome = takePart(app)
-            app.finished(outcome, null)
+            app.finished(outcome, notDeleted)
             Result.success(Data.Builder().putString(OUTCOME, outcome.name).build())
-        } catch (error: IOException) {
-            app.finished(Outcome.UNREACHABLE, error)
-            if (runAttemptCount + 1 < MOST_ATTEMPTS) Result.retry() else failure(Outcome.UNREACHABLE, error)
+        } catch (error: Unreachable) {
+            app.finished(Outcome.UNREACHABLE, error.why)
+            if (runAttemptCount + 1 < MOST_ATTEMPTS) Result.retry() else failure(Outcome.UNREACHABLE, error.why)
         } catch (error: TfpflException) {
+            app.finished(Outcome.UNUSABLE, error)
+            failure(Outcome.UNUSABLE, error)
+        } catch (error: PendingException) {
             app.finished(Outcome.UNUSABLE, error)
             failure(Outcome.UNUSABLE, error)
         }
@@ -84,7 +88,7 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
 
     private fun takePart(app: RoundApp): Outcome {
         Pending.load(app.pending)?.let { kept -> return app.openClient().use { deliver(app, it, kept) } }
-        val invitation = app.roundServer.invitation() ?: return Outcome.NO_ROUND
+        val invitation = reached { app.roundServer.invitation() } ?: return Outcome.NO_ROUND
         return app.openClient().use { client ->
             val examples = app.examples(client) ?: return Outcome.NO_EXAMPLES
             val update = client.round(invitation.theta, examples, invitation.payload)
@@ -97,17 +101,38 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
     private fun deliver(app: RoundApp, client: Client, pending: Pending): Outcome {
         val update = pending.update
         val delivery = Delivery(pending.round, update.payload, update.numExamples, update.loss)
-        val taken = app.roundServer.deliver(delivery)
+        val taken = reached { app.roundServer.deliver(delivery) }
         try {
             if (taken) client.commit(update)
         } catch (error: TfpflException) {
             if (error.status == SYSTEM_ERROR) throw error // such as a full disk: it is tried again
-            Pending.delete(app.pending) // the head is of no use any more
+            delete(app.pending) // the head is of no use any more
             throw error
         }
-        Pending.delete(app.pending)
+        delete(app.pending)
         return if (taken) Outcome.TAKEN else Outcome.REFUSED
     }
+
+    private var notDeleted: PendingException? = null
+
+    /** What the server has answered stays so if the file does not go: then it gets the same bytes again. */
+    private fun delete(pending: File) {
+        try {
+            Pending.delete(pending)
+        } catch (error: PendingException) {
+            notDeleted = error
+        }
+    }
+
+    /** What the server answers. Its exceptions alone say that there is no way to it: the disk and the app have others. */
+    private fun <T> reached(ask: () -> T): T =
+        try {
+            ask()
+        } catch (error: IOException) {
+            throw Unreachable(error)
+        }
+
+    private class Unreachable(val why: IOException) : Exception(why)
 
     private fun failure(outcome: Outcome, error: Exception): Result =
         Result.failure(Data.Builder().putString(OUTCOME, outcome.name).putString(ERROR, error.message).build())
