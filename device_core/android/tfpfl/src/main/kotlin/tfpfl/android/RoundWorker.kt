@@ -62,9 +62,9 @@ enum class Outcome { TAKEN, REFUSED, NO_ROUND, NO_EXAMPLES, STOPPED, UNREACHABLE
  * update without an answer is kept, and the next run delivers it again, and does nothing else.
  *
  * It succeeds if it was [Outcome.TAKEN], refused, or there was nothing to do. Without a way to the server it is tried
- * again, up to [MOST_ATTEMPTS] times in a period. What the core refuses, or a disk that does not take or give the update
- * ([Outcome.UNUSABLE]), fails, with the message as "error"; it is tried again in the next period. Other exceptions are
- * the app's own, also an [IOException] that is not of its [RoundServer], and WorkManager's to report.
+ * again, up to [MOST_ATTEMPTS] times in a period. What the core refuses, or a disk that does not take or give the
+ * update ([Outcome.UNUSABLE]), fails, with the message as "error"; it is tried again in the next period. Other
+ * exceptions are the app's own, also an [IOException] that is not of its [RoundServer], and WorkManager's to report.
  */
 class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(context, parameters) {
     override fun doWork(): Result {
@@ -124,7 +124,7 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
         }
     }
 
-    /** What the server answers. Its exceptions alone say that there is no way to it: the disk and the app have others. */
+    /** What the server answers. Its exceptions alone say that there is no way to it: disk and app have others. */
     private fun <T> reached(ask: () -> T): T =
         try {
             ask()
