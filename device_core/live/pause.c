@@ -12,6 +12,7 @@ double live_now(void) {
 }
 
 void live_pause(double seconds) {
+    if (!(seconds > 0)) return;
     struct timespec left = {.tv_sec = (time_t)seconds};
     left.tv_nsec = (long)((seconds - floor(seconds)) * 1e9);
     while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;

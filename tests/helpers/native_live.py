@@ -165,7 +165,7 @@ class Proxy:
                 except (Lost, OSError, http.client.HTTPException):
                     self.close_connection = True
 
-            do_GET = do_POST = do_PUT = forward
+            do_GET = do_POST = do_PUT = do_CONNECT = forward
 
             def log_message(self, *_):
                 pass

@@ -437,8 +437,8 @@ def test_a_server_on_this_machine_is_asked_without_a_proxy(live, tmp_path, monke
 
         for scheme in ("http", "https"):
             assert said(f"{scheme}://{host}:9").startswith(f"{scheme}://{host}:9 does not answer: ") and not asked
-        said("http://127.0.0.3:9")
-        assert asked == ["http://127.0.0.3:9/v1/join"]  # others are asked through it
+        said("https://127.0.0.3:9")
+        assert asked == ["127.0.0.3:9"]  # others are asked through it
 
 
 BROKEN = """
