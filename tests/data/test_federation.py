@@ -1,7 +1,10 @@
 """A federation on disk: what was put in comes out, by every way of reading; what is broken is refused."""
 
+import errno
 import hashlib
 import json
+import os
+import stat
 import subprocess
 import sys
 import time
@@ -310,6 +313,19 @@ def test_bad_requests_leave_nothing(tmp_path, args, message):
     with pytest.raises(ValueError, match=message):
         Federation.build(numbered(), **args, out=tmp_path / "f")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_system_that_cannot_sync_a_folder_holds_a_federation(tmp_path, monkeypatch):
+    real = os.fsync
+
+    def fsync(file):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(file)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    made = Federation.build(numbered(), clients=2, out=tmp_path / "f")
+    assert Federation.load(made.path).num_clients == 2
 
 
 def test_a_crash_while_writing_leaves_nothing(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Writes the folder of a federation. The folder appears complete, or not at all."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -363,9 +364,12 @@ def sync_file(file: IO[Any]) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Writes to the disk which names a folder has."""
+    """Writes to the disk which names a folder has. Some file systems cannot, and do it by themselves."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
     finally:
         os.close(handle)

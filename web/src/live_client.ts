@@ -14,7 +14,7 @@ import { packUpdate, PHASES, PROTOCOL, publicText, newKey, stamp, type Phase, ty
 import { isManifest } from './manifest_hash'
 import type { Examples } from './npz'
 import { encodeGradient } from './payload'
-import { Rests, type Sent } from './rests'
+import { Rests, secondsOf, type Sent } from './rests'
 import { score } from './scores'
 import { NoPart, SecureVisits } from './secure_visits'
 import { sha256 } from './sha256'
@@ -301,7 +301,7 @@ export class LiveClient {
   private async refuse(work: SecureWork, why: string): Promise<void> {
     this.options.tell({ kind: 'no part', round: work.round, why })
     await this.secure.refuse(why)
-    await this.wait(Math.min(work.seconds, REST)) // the server goes on asking until the phase is over
+    await this.wait(Math.min(secondsOf(work, REST), REST)) // the server goes on asking until the phase is over
   }
 
   /** Asks what became of a secure round, and makes its head current if it counts. */

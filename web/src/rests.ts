@@ -9,6 +9,12 @@ const LONGEST = 180 // seconds
 /** What a server may refuse; each has a row of its own. */
 export type Sent = 'update' | 'scores'
 
+/** The seconds that a work names; `otherwise` if it names none, or fewer than 0. */
+export function secondsOf(work: object, otherwise: number): number {
+  const { seconds } = work as { seconds?: unknown }
+  return typeof seconds === 'number' && seconds >= 0 ? seconds : otherwise
+}
+
 export class Rests {
   /** Seconds that the present work named. */
   private left = FIRST
@@ -17,8 +23,7 @@ export class Rests {
 
   /** A work begins; it says how many seconds are left for it. */
   begin(work: object): void {
-    const { seconds } = work as { seconds?: unknown }
-    this.left = typeof seconds === 'number' && seconds >= 0 ? seconds : FIRST
+    this.left = secondsOf(work, FIRST)
   }
 
   /** The server has taken it: the next refusal is the first one again. */
