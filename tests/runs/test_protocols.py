@@ -27,6 +27,7 @@ from tfpfl.runs.protocols import (
 )
 
 NAN = math.nan
+T_1 = math.tan(math.pi * 0.475)  # the 97.5 % quantile of Student's t with one degree of freedom: 12.7
 
 
 def rows(round_num, model, split, accuracies, examples, losses=None):
@@ -71,9 +72,9 @@ def test_the_four_parts_of_a_protocol():
     assert test(mean="clients", when="best_validation").accuracy == pytest.approx(0.6)
     assert test(mean="clients", when="best_validation").rounds == [1]
     assert test(mean="examples", when="best_validation").accuracy == pytest.approx(0.65)
-    # Half the interval over the two clients tested: 1.96 std / sqrt(2), std 0.1 in round 1 and 0.2 in round 2.
-    assert test(mean="clients", when="last").accuracy_ci95 == pytest.approx(1.96 * 0.2 / math.sqrt(2))
-    assert test(mean="clients", when="last10").accuracy_ci95 == pytest.approx(1.96 * 0.15 / math.sqrt(2))
+    # Half the interval over the two clients tested: t(1) times half their distance, 0.1 in round 1 and 0.2 in round 2.
+    assert test(mean="clients", when="last").accuracy_ci95 == pytest.approx(T_1 * 0.2)
+    assert test(mean="clients", when="last10").accuracy_ci95 == pytest.approx(T_1 * 0.15)
     assert test(mean="clients", when="last10").worst_decile == pytest.approx((0.5 + 0.4) / 2)
     assert test(mean="clients", when="last").num_clients == 2
     assert find(found, split="validation", when="last", mean="clients").num_clients == 3
@@ -84,7 +85,7 @@ def test_one_client_has_no_interval():
     alone, pair = rows(1, LOCAL_COPY, "test", (0.5,), (10,)), rows(2, LOCAL_COPY, "test", (0.5, 0.7), (10, 10))
     both, one = (find(results(table), when="last10", mean="clients") for table in ((*alone, *pair), alone))
     assert both.rounds == [1, 2] and both.accuracy == pytest.approx((0.5 + 0.6) / 2)
-    assert both.accuracy_ci95 == pytest.approx(1.96 * 0.1 / math.sqrt(2)) and math.isnan(one.accuracy_ci95)
+    assert both.accuracy_ci95 == pytest.approx(T_1 * 0.1) and math.isnan(one.accuracy_ci95)
     assert shown_score(one.named, one.score, one.score_ci95) == "50.00"
 
 

@@ -16,7 +16,7 @@ def test_clients_without_examples_are_left_out_and_counted():
     assert statistics.num_tested(values) == 2
     assert statistics.mean_over_clients(values) == 0.75
     assert statistics.worst(values, 0.5) == 0.5
-    assert statistics.ci95(values) == pytest.approx(1.96 * 0.25 / math.sqrt(2), rel=1e-15)
+    assert statistics.ci95(values) == statistics.ci95([0.5, 1.0])
 
 
 def test_pooled_is_the_mean_over_examples():
@@ -39,12 +39,28 @@ def test_pooled_shows_a_nan_of_a_client_with_examples():
     assert statistics.pooled([0.5, NAN], [3, 0]) == 0.5
 
 
-def test_ci95_of_coins_is_the_binomial_formula():
+def test_ci95_is_students_interval():
+    """That of scipy; of n coins of which a share p shows heads, t sqrt(p (1 - p) / (n - 1))."""
     assert math.isnan(statistics.ci95([1.0])) and math.isnan(statistics.ci95([0.5, NAN]))
+    for n in (2, 3, 5, 10, 100, 5000):
+        values = np.random.default_rng(n).normal(size=n)
+        low, high = scipy.stats.t.interval(0.95, n - 1, values.mean(), scipy.stats.sem(values))
+        assert statistics.ci95(values) == pytest.approx((high - low) / 2, rel=1e-12)
+    assert statistics.ci95([0.5, 1.0]) == pytest.approx(math.tan(math.pi * 0.475) * 0.25, rel=1e-9)  # t(1) is Cauchy
     for ones, n in ((3, 10), (50, 100), (0, 7), (1, 2)):
         p = ones / n
         values = np.r_[np.ones(ones), np.zeros(n - ones)]
-        assert statistics.ci95(values) == pytest.approx(1.96 * math.sqrt(p * (1 - p) / n), abs=1e-15)
+        half = scipy.stats.t.ppf(0.975, n - 1) * math.sqrt(p * (1 - p) / (n - 1))
+        assert statistics.ci95(values) == pytest.approx(half, rel=1e-12, abs=1e-15)
+
+
+def test_the_interval_of_five_clients_has_the_mean_in_it_in_95_of_100_cases():
+    """With 1.96 std / sqrt(n), as tfpfl once had it, it was in 85 of 100."""
+    draws, n = 4000, 5
+    clients = np.random.default_rng(0).normal(0.8, 0.1, size=(draws, n))
+    halves = np.array([statistics.ci95(row) for row in clients])
+    covered = (abs(clients.mean(1) - 0.8) <= halves).mean()
+    assert abs(covered - 0.95) < 3.5 * math.sqrt(0.95 * 0.05 / draws)
 
 
 def test_worst_decile_of_an_arithmetic_series():

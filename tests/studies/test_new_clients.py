@@ -4,6 +4,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from functools import wraps
@@ -338,7 +339,8 @@ def test_the_command(folders, tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 2 * 4 and {row["epoch"] for row in rows} == {"0", "1", "2", "3"}
     mine = [float(r["accuracy"]) for r in rows if r["run"] == str(folders / "ditto") and r["epoch"] == "3"]
-    assert f"{100 * np.mean(mine):.2f} ± {196 * np.std(mine) / np.sqrt(2):.2f}" in output
+    first, second = mine  # Student's interval of two clients: t(1) times half their distance
+    assert f"{100 * np.mean(mine):.2f} ± {50 * math.tan(math.pi * 0.475) * abs(first - second):.2f}" in output
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     output = tfpfl("new-clients", folders / "ditto", "--protocol", "global", "--epochs", 1)
     assert "protocol 'global'" in output

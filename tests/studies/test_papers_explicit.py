@@ -1,6 +1,7 @@
 """Explicit and implicit fine-tuning: closed forms, autodiff of the whole objective, and going on after a stop."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -115,7 +116,9 @@ def test_gains_of_fine_tuning():
     assert found["explicit gain (points)"]["value"] == pytest.approx(15)
     assert found["implicit gain (points)"]["value"] == pytest.approx(10)
     assert found["explicit above implicit (points)"]["value"] == pytest.approx(5)
-    assert found["explicit above implicit (points)"]["half"] == pytest.approx(1.96 * 5 / np.sqrt(2))
+    assert found["explicit above implicit (points)"]["half"] == pytest.approx(
+        math.tan(math.pi * 0.475) * 5  # Student's t for two clients, whose distance is 10
+    )
     assert found["accuracy before (%)"]["value"] == pytest.approx(45)
     assert found["clients that fine-tuned"] == {"value": 2}  # the third has no test examples
     above, below = explicit.draw(made_curves()).axes

@@ -241,6 +241,13 @@ def test_nothing_is_measured_after_the_time(tmp_path):
     assert papers.reproduce("round-robin", out=tmp_path, size=Size(1, 2))["seeds"].keys() == {"0", "1"}
 
 
+def test_a_note_on_everything_stands_above_all_tables(tmp_path):
+    notes = tmp_path / "notes.toml"
+    notes.write_text('[about]\neverything = "All of it."\n')
+    written = ledger_tables.markdown({}, ledgers.notes(notes))
+    assert written.index("# Reproduction") < written.index("All of it.") < written.index("\n## ")
+
+
 def test_notes_may_be_about_a_figure(tmp_path):
     notes = tmp_path / "notes.toml"
     notes.write_text('[about]\npgfed-figure-A = "Few rounds."\n')

@@ -11,7 +11,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from tfpfl.checks import InvalidArgument
 
@@ -62,12 +62,19 @@ def pooled(values, num_examples) -> float:
 
 
 def ci95(values) -> float:
-    """Half the width of the 95 % interval of the mean over clients: 1.96 std / sqrt(n), where std divides by n.
+    """Half the width of Student's 95 % interval of the mean over clients: t(0.975, n - 1) s / sqrt(n).
 
-    NaN for a single client, which says nothing of others.
+    Here s is the standard deviation that divides by n - 1, and t(0.975, n - 1) the quantile of Student's distribution
+    with n - 1 degrees of freedom: 12.7 for 2 clients, 2.78 for 5, 2.26 for 10, 1.98 for 100. The clients count as a
+    sample of all that might take part. NaN for a single client, which says nothing of others; infinite if a value is.
     """
     present = _present(values)
-    return 1.96 * std(present) / math.sqrt(len(present)) if len(present) > 1 else math.nan
+    if len(present) < 2:
+        return math.nan
+    if not np.isfinite(present).all():
+        return math.inf
+    # stdtrit is what scipy.stats.t.ppf calls, without its checks: one interval a round adds up.
+    return float(special.stdtrit(len(present) - 1, 0.975) * present.std(ddof=1) / math.sqrt(len(present)))
 
 
 def crossed(values) -> tuple[float, float]:
@@ -271,17 +278,9 @@ def ranked(differences) -> np.ndarray:
 def over_seeds(values) -> tuple[float, float]:
     """The mean over seeds, and half the width of its 95 % interval.
 
-    The interval is Student's t with n - 1 degrees of freedom; NaN for a single seed, infinite if a value is.
+    The interval is Student's, as that of `ci95`; NaN for a single seed, infinite if a value is.
     """
-    present = _present(values)
-    if not len(present):
-        return math.nan, math.nan
-    if len(present) == 1:
-        return float(present[0]), math.nan
-    if not np.isfinite(present).all():
-        return mean_over_clients(present), math.inf
-    half = stats.t.ppf(0.975, len(present) - 1) * present.std(ddof=1) / math.sqrt(len(present))
-    return float(present.mean()), float(half)
+    return mean_over_clients(values), ci95(values)
 
 
 def last(values, n: int = 10) -> float:

@@ -146,8 +146,7 @@ def _caption(rows: Sequence[dict], columns: Sequence[str], protocol: Protocol, s
     if any(f"{column} ±" in row for row in rows for column in columns):
         several = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
         words.append(
-            "±: half the 95 % interval over the clients of one seed (1.96 standard deviations / square root of their "
-            "number)."
+            "±: half the 95 % interval over the clients of one seed (Student's t)."
             if seeds == [1]
             else f"±: half the 95 % interval over {several} seeds (Student's t)."
             if seeds[0] > 1

@@ -94,11 +94,11 @@ def _told(counts: list[tuple], results: list[list]) -> str:
 
 
 CAPTION = (
-    "Test {}, mean over clients ± 1.96 std / sqrt(n), mean of the last ten rounds. EV-all: all clients, the "
-    "model that a client predicts with after the server's step; worst 10 %: its mean over the worst tenth of them. "
-    "EV-local: the round's clients, the model that each holds right after its local work (the PFLEGO paper's "
-    "protocol). bytes: down and up; passes: of its examples through the backbone, forward + backward; both per client "
-    "and round."
+    "Test {}, mean over clients ± half of Student's 95 % interval over clients, mean of the last ten rounds. EV-all: "
+    "all clients, the model that a client predicts with after the server's step; worst 10 %: its mean over the worst "
+    "tenth of them. EV-local: the round's clients, the model that each holds right after its local work (the PFLEGO "
+    "paper's protocol). bytes: down and up; passes: of its examples through the backbone, forward + backward; both per "
+    "client and round."
 )
 
 
@@ -143,9 +143,9 @@ def _measured_how(r) -> tuple[str, str, str, str]:
 
 
 _PROTOCOLS_CAPTION = (
-    "over clients ± 1.96 std / sqrt(n); pooled: over examples; worst 10 %: mean of the worst tenth of the "
-    "clients; n: clients with examples, in the last of the rounds. local copy: right after a client's own work. "
-    "last10: mean of the last ten evaluated rounds; best val.: the round with the best mean validation {}. "
+    "over clients ± half of Student's 95 % interval over clients; pooled: over examples; worst 10 %: mean of the worst "
+    "tenth of the clients; n: clients with examples, in the last of the rounds. local copy: right after a client's own "
+    "work. last10: mean of the last ten evaluated rounds; best val.: the round with the best mean validation {}. "
     "* selected on test, as several papers do: it says nothing about new data."
 )
 
@@ -273,7 +273,7 @@ def new_clients(results: Sequence[Adapted]) -> FittedTable:
     last, named = max(r.score.shape[1] - 1 for r in results), check_one_score(results)
     epochs = [e for e in EPOCHS_SHOWN if e < last] + [last]
     title = f"New clients, {results[0].split} {word(named)} after so many epochs, protocol '{results[0].protocol}'"
-    caption = "mean over the new clients ± 1.96 std / sqrt(n); n: those with examples in this split."
+    caption = "mean over new clients ± half of Student's 95 % interval over them; n: those with examples in this split."
     caption = f"%, {caption}" if named.is_fraction else caption.capitalize()
     rows = FittedTable(title=title, caption=caption)
     rows.add_column("run")

@@ -30,6 +30,7 @@ from tfpfl.studies.run_groups import paired
 FORMAT = 2  # 1 had the results of all scales in one part
 BOUND = 1.0  # points: the smallest difference from a paper's value that counts
 GAIN = "gain over Local"  # what a table measures, and the entry of a seed
+EVERYTHING = "everything"  # what a paragraph of the notes is about that is on the whole ledger
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, GAIN: 2}
 
 
@@ -389,7 +390,7 @@ def notes(path: str | os.PathLike) -> dict:
     experiments = {each: name for name in EXPERIMENTS for each in parts(name)}
     for name, cells in found.items():
         if name == "about":
-            known = {*experiments, *FIGURES}
+            known = {EVERYTHING, *experiments, *FIGURES}
         elif name in experiments:
             its_cells = EXPERIMENTS[experiments[name]].cells
             known = {key(cell) for cell in its_cells} | {cell.column for cell in its_cells}

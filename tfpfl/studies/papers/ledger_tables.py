@@ -16,6 +16,7 @@ from tfpfl.studies.papers.experiment import Experiment
 from tfpfl.studies.papers.experiments import EXPERIMENTS
 from tfpfl.studies.papers.ledger import (
     DECIMALS,
+    EVERYTHING,
     agreement,
     comparable,
     key,
@@ -109,10 +110,12 @@ def markdown(ledger: dict, notes: dict | None = None) -> str:
 
     Args:
         ledger: from `load`.
-        notes: from `notes`: {experiment: {cell: why it may disagree}}, and {'about': {experiment: paragraphs}}.
+        notes: from `notes`: {experiment: {cell: why it may disagree}}, and {'about': {experiment: paragraphs}}, where
+            `EVERYTHING` in place of an experiment is on the whole ledger.
     """
     notes = notes or {}
-    parts = [_HEAD, *_overview(ledger)]
+    about = notes.get("about", {}).get(EVERYTHING, "").strip()
+    parts = [_HEAD, *([about] if about else []), *_overview(ledger)]
     for name, experiment in EXPERIMENTS.items():
         for part, scale in ledgers.parts(name).items():
             if part in ledger or not scale:
@@ -246,12 +249,12 @@ _HEAD = """# Reproduction: what the papers have, and what we found
 Made from reproduction.json and reproduction_notes.toml by `tfpfl reproduce --write docs/reproduction.md`; not edited by
 hand. *ours* is measured by the paper's own protocol, which stands above each table, *EV-all* by ours: mean over all
 clients of the model that each predicts with after the server's step, mean of the last ten evaluated rounds, test
-examples. ± is the 95 % interval over clients for one seed, over seeds for several. *agreement* compares our interval
-over seeds with the paper's value ± a bound, which is the number after the paper's ± but at least 1 point. *agrees*: the
-interval lies within the bound; *above*, *below*: it lies outside; *unclear*: it crosses the bound, so more seeds are
-needed; *one seed*: there is no interval over seeds, so nothing is claimed; *fewer rounds*: nor where runs have not all
-of the paper's rounds: read orders there, not decimals. *seconds* are those of all rounds' work, on a shared machine.
-[All cells](cells.md) lists what is run for every cell."""
+examples. ± is half of Student's 95 % interval, over clients for one seed, over seeds for several. *agreement* compares
+our interval over seeds with the paper's value ± a bound, which is the number after the paper's ± but at least 1 point.
+*agrees*: the interval lies within the bound; *above*, *below*: it lies outside; *unclear*: it crosses the bound, so
+more seeds are needed; *one seed*: there is no interval over seeds, so nothing is claimed; *fewer rounds*: nor where
+runs have not all of the paper's rounds: read orders there, not decimals. *seconds* are those of all rounds' work, on a
+shared machine. [All cells](cells.md) lists what is run for every cell."""
 
 
 def _exceptions(experiment: Experiment) -> str:

@@ -20,8 +20,8 @@ from tfpfl.studies.told import told_seen
 _DOTS = 400  # in one row of a plot; with more, the distribution is drawn as a curve
 _ALL = f"{str(EV_ALL)[:1].upper()}{str(EV_ALL)[1:]}."
 _INTERVAL = (
-    "±: half the 95 % interval, over the seeds (Student's t) where a row has several of them, otherwise over the "
-    "clients of the one run (1.96 std / √n)."
+    "±: half the 95 % interval (Student's t), over the seeds where a row has several of them, otherwise over the "
+    "clients of the one run."
 )
 _TOLD_BY_RUN = ("hyperparameters", "versions", "format", "seed", "data_seed", "federation", "federation_hash")
 
