@@ -23,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import click
 import numpy as np
 import tensorflow as tf
+from listed import Listed
 from rich.console import Console
 
 from tfpfl import Run, RunConfig
@@ -113,12 +114,14 @@ def main():
 @main.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--rounds", default=8, show_default=True)
-@click.option("--algorithms", default=",".join(DIRICHLET_METHODS), show_default=True)
+@click.option(
+    "--algorithms", type=Listed("method", DIRICHLET_METHODS), default=",".join(DIRICHLET_METHODS), show_default=True
+)
 @click.option("--seed", default=0, show_default=True)
 def dirichlet(out, rounds, algorithms, seed):
     """PGFed's setting: accuracy by round."""
     console, table, ends, results = Console(width=110), [], [], {}
-    for name in algorithms.split(","):
+    for name in algorithms:
         hyperparameters = SGD | DIRICHLET_METHODS[name]
         config = DIRICHLET | {"algorithm": name, "hyperparameters": hyperparameters, "seed": seed}
         with trained(out / name, rounds, console, **config) as run:

@@ -34,6 +34,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+from listed import Listed
 from safetensors.numpy import load
 
 CLIENT_FAULTS = ("not finite", "huge", "no examples", "examples not finite", "label outside")
@@ -226,11 +227,11 @@ class Case:
 @click.option("--runs", default=200, show_default=True)
 @click.option("--rounds", default=8, show_default=True)
 @click.option("--seed", default=0, show_default=True, help="Of the faults.")
-@click.option("--kinds", help="Only these, with commas between.")
+@click.option("--kinds", type=Listed("kind of fault", KINDS), help="Only these, with commas between.")
 @click.option("--patience", default=180.0, show_default=True, help="Seconds after which a run is stuck.")
 def main(runs, rounds, seed, kinds, patience):
     """Runs all, and prints the table."""
-    kinds = KINDS if kinds is None else tuple(kinds.split(","))
+    kinds = kinds or KINDS
     context = multiprocessing.get_context("forkserver")
     transforms = "tfpfl.algorithms.transforms"
     context.set_forkserver_preload(["tfpfl.runs.run", f"{transforms}.faults", f"{transforms}.screening"])

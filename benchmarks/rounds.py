@@ -26,6 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import click
 import numpy as np
 import tensorflow as tf
+from listed import Listed
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.algorithms import ALGORITHMS, ClientData, get_method
@@ -223,12 +224,12 @@ def tau(network, rounds, plot, json_path):
 @main.command()
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--steps", default=10, show_default=True, help="Local steps, on all examples of a client.")
-@click.option("--methods", "names", default=",".join(ALGORITHMS), show_default="all")
+@click.option("--methods", "names", type=Listed("method", ALGORITHMS), default=",".join(ALGORITHMS), show_default="all")
 @json_option
 def bare(rounds, steps, names, json_path):
     """Every method against a bare loop of the same arithmetic."""
     result = {"rounds": rounds, "steps": steps, "methods": {}}
-    for name in names.split(","):
+    for name in names:
         network, model = MODELS.get(name, ("mlp200", {}))
         with tempfile.TemporaryDirectory() as folder:
             case = Case(network, folder, **model)

@@ -168,6 +168,20 @@ def test_a_client_that_was_away_is_owed_nothing_whatever_it_sends_first(whole, f
     rounds.close()
 
 
+def test_a_client_that_was_at_work_for_long_is_not_away_also_if_its_update_is_refused(whole):
+    rounds = joined(whole, awake=90.0)
+    send(rounds, 8, now=1.0)
+    theta = rounds.work(8, 1.0)["theta"]
+    for client in range(7):  # seven arrivals while client 8 computes
+        send(rounds, client, now=1.0)
+    with pytest.raises(Refused, match="NaN") as refused:
+        rounds.update(8, 2, body_of(rounds, 8, theta, np.nan), 500.0)
+    assert refused.value.status == 422
+    rounds.update(8, 2, body_of(rounds, 8, theta), 501.0)
+    assert rounds.book.arrivals(8)[0].arrival.since == 1  # its gap is the whole time
+    rounds.close()
+
+
 @pytest.mark.parametrize("failing", ["commit_round", "end_step"])
 def test_a_step_that_cannot_be_saved_ends_the_server_and_a_new_start_saves_it(whole, monkeypatch, failing):
     """The state in memory is ahead of the disk: no later step could be saved, and theta would stay the old one."""
@@ -182,6 +196,8 @@ def test_a_step_that_cannot_be_saved_ends_the_server_and_a_new_start_saves_it(wh
         with pytest.raises(StoreError):
             send(rounds, 1)
     assert rounds.work(2, 1.0) is None  # no work of an old theta
+    with pytest.raises(StoreError):  # and not that the run is over: the device sends it again
+        rounds.update(2, 1, body_of(rounds, 2, "any"), 1.0)
     with pytest.raises(StoreError, match="the disk is full"):
         rounds.tick(2.0)
     rounds.close()

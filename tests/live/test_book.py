@@ -51,6 +51,21 @@ def test_what_is_deleted_is_no_longer_in_the_files(tmp_path):
         assert book._rows("PRAGMA secure_delete") == [(1,)] and not any(piece in on_disk() for piece in pieces)
 
 
+def test_nobody_waits_for_a_reader_of_the_file(tmp_path):
+    """A checkpoint waits by default; all members would wait with it."""
+    with closing(Book(tmp_path / "live.sqlite", "run")) as book, closing(sqlite3.connect(book.path)) as reader:
+        book.put(1, 0, b"an update", 1.0)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT COUNT(*) FROM arrived").fetchall() == [(1,)]
+        said = []
+        book._db.set_trace_callback(said.append)
+        book.end_round(1, 2.0)
+        at = said.index("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert (said[at - 1], said[at + 1]) == ("PRAGMA busy_timeout=0", "PRAGMA busy_timeout=5000")
+        reader.execute("ROLLBACK")
+        assert reader.execute("SELECT body FROM arrived").fetchall() == [(None,)]
+
+
 def test_only_its_owner_may_read_the_book_and_the_files_beside_it(tmp_path):
     """SQLite writes first into live.sqlite-wal, so the updates are there, too."""
     before = os.umask(0)  # as where everybody may read and write new files

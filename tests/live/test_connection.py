@@ -1,9 +1,11 @@
 """A device's connection to the server: it stays open between requests, and may be closed at any time."""
 
 import ssl
+import time
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -152,8 +154,8 @@ def test_patience_begins_when_the_server_goes_away(tmp_path, monkeypatch):
         raise ConnectionError("it broke off")
 
     monkeypatch.setattr(LiveDevice, "_once", once)
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    its_clock = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None, time=time.time)
+    monkeypatch.setattr(module, "time", its_clock)
     told, log = device("http://127.0.0.1:9", tmp_path, patience=300.0)
     assert told == "http://127.0.0.1:9 does not answer: it broke off" and len(log) == 1
     assert len(asked) == 4  # at 1400, 1500, 1600 and 1700 seconds

@@ -2,12 +2,17 @@
 
 import errno
 import subprocess
+import sys
 
 import pytest
 
 from helpers.native import linked
 from helpers.phone_bundles import small_bundle
 from tflite_export.device.head_file import load_head
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="its programs put functions in the place of those of Linux"
+)
 
 TWO = """
 #include <pthread.h>

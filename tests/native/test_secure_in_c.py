@@ -89,7 +89,7 @@ def test_a_device_that_refuses_rests_whatever_the_server_says(refusing, tmp_path
     log, slept = [], []
     device = module.LiveDevice.__new__(module.LiveDevice)
     device.log, device._secure = log.append, SimpleNamespace(refuse=lambda why: None)
-    monkeypatch.setattr(module.time, "sleep", slept.append)
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=slept.append))
     device._refuse(json.loads(text), "why")
     assert log == [f"round 1, attempt {attempt}: this device takes no part: why"]
     assert slept == [float(rest or 0)]

@@ -92,6 +92,7 @@ def test_a_protocol_may_be_given_by_its_name_and_a_run_once(records):
         comparison.rows([*records, records[0]])
 
 
+@pytest.mark.slow
 def test_tables_in_every_format(records):
     table = comparison.rows(records)
     parsed = list(csv.DictReader(io.StringIO(comparison.text(table, "csv"))))

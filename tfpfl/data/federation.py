@@ -419,8 +419,9 @@ class Federation:
         starts, sizes = self._index[ids, 0], self.num_examples("train")[ids]
         rows = np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
         y, class_of = self._y["local"][rows], self._y["global"][rows]
-        pairs = np.bincount(y.astype(np.int64) * self.num_labels + class_of)
-        return np.count_nonzero(pairs) == np.count_nonzero(np.bincount(y))
+        one = np.full(self.num_labels, -1)
+        one[y] = class_of
+        return bool((one[y] == class_of).all())
 
     def describe(self) -> dict[str, Any]:
         """A summary of the data: {name: printable value}, in the order in which tables show it."""

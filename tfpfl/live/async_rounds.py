@@ -96,6 +96,9 @@ class AsyncRounds(LiveRounds):
                 sent (409); its theta is too old, or the run is over (410); or it cannot be used (422).
             WireError: the body cannot be read.
         """
+        if self.failed is not None:
+            raise self.failed  # and not "the run is over": a new start of the server may count this update
+        was_at_work = client in self._begun
         self._heard(client, now)
         known = self.book.counted(number, client)
         if known is not None:
@@ -117,6 +120,8 @@ class AsyncRounds(LiveRounds):
             self._begun.discard(client)
             late = f"of step {version}, and {server.version} were taken"
             raise Refused(410, f"the theta of this update is {late}: it is too old, ask for work again")
+        if was_at_work:  # for however long, with a theta that it may have: refused or not, it was not away
+            self._begun.add(client)
         self._check_update(client, about, payload, self.view._replace(theta=theta, splits=()))
         arrival = server.arrival(client, version)
         kind = "float32" if len(payload) == payloads.num_bytes(self.model.num_backbone_weights) else "int8"
@@ -132,7 +137,7 @@ class AsyncRounds(LiveRounds):
             Refused: no scores of this step are wanted (410), or they are of another theta (409).
             WireError: an entry is missing or wrong.
         """
-        self._heard(client, now)
+        self.seen[client] = now  # it has asked for work before, and then been at work
         scoring = self._scoring.get(number)
         if scoring is None:
             raise Refused(410, f"no scores of step {number} are wanted now")
@@ -239,8 +244,8 @@ class AsyncRounds(LiveRounds):
             )
             self.view = View(wire.NOTHING, self.saved, "", frozenset(), np.inf)
             return
-        row = self._row(number, self.book.arrivals((number - 1) * self.async_server.buffer))
         try:
+            row = self._row(number, self.book.arrivals((number - 1) * self.async_server.buffer))
             self.run.store.commit_round(number, tree.arrays(server), {}, row)
             self.saved, self._server, self._began = number, server, time.perf_counter()
             self._publish(theta)

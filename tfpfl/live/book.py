@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tfpfl.checks import TfpflError
 
 FORMAT = 1
+_PATIENCE = 5000  # milliseconds for which a statement waits while another process has the file locked
 _TABLES = """
 CREATE TABLE about (format INTEGER, run_id TEXT);
 CREATE TABLE member (client INTEGER PRIMARY KEY, token BLOB UNIQUE, key TEXT, joined REAL, revoked INTEGER DEFAULT 0,
@@ -83,7 +84,7 @@ class Book:
             try:
                 if not self.path.exists():
                     self.path.touch(0o600)  # the files that SQLite makes beside it are for the same people
-                self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                self._db = sqlite3.connect(path, _PATIENCE / 1000, isolation_level=None, check_same_thread=False)
                 failed.enter_context(closing(self._db))
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")  # what is acknowledged is on disk
@@ -275,9 +276,13 @@ class Book:
         self._forget_deleted()
 
     def _forget_deleted(self) -> None:
-        """Empties the write-ahead log, which has what was deleted until the file is closed."""
-        with suppress(sqlite3.OperationalError):  # somebody reads the file: the next time, or when it is closed
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        """Empties the write-ahead log, which has what was deleted; if somebody reads the file, another time."""
+        self._db.execute("PRAGMA busy_timeout=0")  # devices wait for what this thread writes, and not for a reader
+        try:
+            with suppress(sqlite3.OperationalError):
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout={_PATIENCE}")
 
     def events(self, last: int | None = None) -> list[tuple[int, float, str, int | None, int | None]]:
         """All that happened, or the last so many: (number, seconds since 1970, what, round, client), ascending."""

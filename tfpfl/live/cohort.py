@@ -70,7 +70,11 @@ def with_cohort(run: Run, text: str) -> Run:
     folder = run.folder
     run.close()
     _become(folder, config.run_id, json.dumps(entries(config), indent=2) + "\n")
-    return Run.open(folder)
+    made = Run.open(folder)
+    if made.config.run_id != config.run_id:  # a start that failed meanwhile has put the old one back
+        made.close()
+        raise InvalidArgument(f"{folder}: another start of the server came in between: start this one again")
+    return made
 
 
 @contextmanager

@@ -296,6 +296,7 @@ class SecureRounds(LiveRounds):
 
     def tick(self, now: float) -> None:
         """`LiveRounds.tick`; it also ends a phase whose time is over, and begins the next attempt."""
+        self._ticks = True
         if (self._again is not None or self.view.kind == KEYS) and self._give_up(now):
             return
         if self._again is not None:

@@ -64,6 +64,7 @@ class Lock:
                 os.close(file)
         # in a notebook, a run that nobody closed is lost when its cell runs again; then nobody could close it
         self._finalizer = weakref.finalize(self, _close, self._file, self._process)
+        self._finalizer.atexit = False  # the kernel unlocks then; a forked child may have given the number to a file
         with suppress(OSError):  # only told to others; a full disk is noticed when something is saved
             os.ftruncate(self._file, 0)
             os.write(self._file, f"{os.getpid()} {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())

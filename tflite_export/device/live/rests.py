@@ -14,6 +14,8 @@ import math
 import time
 from collections.abc import Callable
 
+from tflite_export.device.live import wire
+
 UPDATE, SCORES = "update", "scores"
 FIRST, LONGEST = 5.0, 180.0  # seconds
 
@@ -34,8 +36,7 @@ class Rests:
 
     def begin(self, work: dict) -> None:
         """A work begins; it says how many seconds are left for it."""
-        left = work.get("seconds")
-        self._left = float(left) if isinstance(left, int | float) and 0 <= left < math.inf else FIRST
+        self._left = wire.entry_or(work, "seconds", float, 0, FIRST)
 
     def taken(self, what: str) -> None:
         """The server has taken an update or scores: the next refusal is the first one again."""

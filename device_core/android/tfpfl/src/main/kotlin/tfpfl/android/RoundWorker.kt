@@ -53,7 +53,10 @@ interface RoundApp {
     fun finished(outcome: Outcome, error: Exception?) = Unit
 }
 
-/** What a run of the worker came to. Only after [TAKEN] the head is another one, and after it always. */
+/**
+ * What a run of the worker came to. After [TAKEN] the head is another one, and after others it is not; but for
+ * [UNUSABLE] where the disk took the new head and failed afterwards: then the next run says [TAKEN].
+ */
 enum class Outcome { TAKEN, REFUSED, NO_ROUND, NO_EXAMPLES, STOPPED, UNREACHABLE, UNUSABLE }
 
 /**
