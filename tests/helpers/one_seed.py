@@ -22,7 +22,7 @@ ROUNDS = 5
 def ends(folder: str) -> dict:
     """Server state, clients' states and losses after five rounds on digits, with half of ten clients in each round."""
     federation = tfpfl.Federation.build("digits", "round_robin", clients=10, K=2, seed=0, out=folder)
-    population = federation.population(tfpfl.Sampling("fixed", rate=0.5))
+    population = federation.population(tfpfl.Sampling("fixed", rate=0.5), shared_slots=True)
     found = {}
     for name in ALGORITHMS:
         network = "conv_bn" if ALGORITHMS[name].batch_norm else "mlp200"
