@@ -123,11 +123,10 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
 
     Args:
         algorithm, message: of this visit.
-        output: what `client_update` returned.
+        output: what `client_update` returned, after `check_output`.
         held_out: {split: scores} of the model that the client holds right after its local work; {} for none.
         update: the whole update, if `output.update` is only a part of it.
     """
-    check_output(output)
     check_names(output.metrics)
     state = kept(output.state, client_state_spec(algorithm), "client_update", "init_client")
     finite = tree.all_finite((output.update, state, output.metrics, output.weight))

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData
+from tfpfl.algorithms.contract import Algorithm
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import any_number, in_order, relaxed
 from tfpfl.engines.packed import (
@@ -22,8 +22,7 @@ from tfpfl.engines.packed import (
     tree_sum,
 )
 from tfpfl.engines.rounds import Part
-from tfpfl.engines.visit import Readers, as_sent, checked, client_result, client_state_spec, client_work
-from tfpfl.models import passes
+from tfpfl.engines.visit import Readers, client_result, client_state_spec, client_work
 
 STACK = 64  # the largest number of clients in one vectorized computation
 
@@ -115,10 +114,8 @@ class Stacked:
             def one(arguments):
                 own, state, visit, x, y = arguments
                 message = own if self._per_client else messages
-                with passes.drawing(visit.key):
-                    output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
-                output = as_sent(algorithm, state, checked(algorithm, message, output, {}), visit)
-                return client_result(algorithm, output, visit)
+                work = client_work(algorithm, Readers(lambda visit: (x, y), {}))
+                return client_result(algorithm, work(message, state, visit), visit)
 
             own = messages if self._per_client else ()
             states, metrics, parts, sums = tf.vectorized_map(one, (own, states, visits, x, y))
