@@ -208,19 +208,18 @@ class Population:
         if self.num_labels is not None:
             return self.num_labels
         low, high = self.num_classes.argmin(), self.num_classes.argmax()
-        what = (
-            f"client {self.client_ids[low]} has {self.num_classes[low]} classes and client {self.client_ids[high]} has "
-            f"{self.num_classes[high]}"
-        )
-        if self.num_classes[low] == self.num_classes[high]:
+        fewest, most = self.num_classes[low], self.num_classes[high]
+        if fewest != most or not self.same_classes:
             what = "clients have different classes, each numbered from 0 on"
-        if not self.same_classes or self.num_classes[low] != self.num_classes[high]:
+            if fewest != most:
+                ids = self.client_ids
+                what = f"client {ids[low]} has {fewest} classes and client {ids[high]} has {most}"
             raise InvalidArgument(
                 f"this method shares one head, but {what}. Use --labels global, in Python labels='global' (one output "
                 "per class of the data set), or federation.population(..., shared_slots=True) if output k may mean a "
                 "different class for each client"
             )
-        return int(self.num_classes[0])
+        return int(most)
 
     def info(self, client_id: int, dtype: DTypeLike = np.float32) -> ClientInfo:
         """The `ClientInfo` of one client.

@@ -163,7 +163,7 @@ class AsyncRounds(LiveRounds):
 
     @property
     def oldest_scored(self) -> int | None:
-        """See `Clients.oldest_scored`."""
+        """The first saved step whose scores may still come; None: there is none."""
         return min(self._scoring, default=None)
 
     def refresh(self) -> None:

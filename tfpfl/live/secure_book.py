@@ -132,7 +132,7 @@ class SecureBook(Book):
         return None
 
     def end_round(self, number: int, at: float) -> None:
-        """See `Book.end_round`."""
+        """Ends a round as `Book.end_round` does, and deletes its sum, messages and attempts."""
         with self._transaction():
             for table in ("opened_sum", "message", "attempt"):
                 self._db.execute(f"DELETE FROM {table} WHERE round = ?", (number,))

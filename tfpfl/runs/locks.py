@@ -41,9 +41,8 @@ class Lock:
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(f"{path}.lock")
-        self._file: int | None = None
-        self._process = os.getpid()
-        while self._file is None:
+        held: int | None = None
+        while held is None:
             # It is emptied below, and a folder from elsewhere can hold a link to a file of the user.
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
             try:
@@ -59,20 +58,19 @@ class Lock:
                 os.close(file)
                 raise
             if _is_at(file, self.path):
-                self._file = file
+                held = file
             else:  # its last owner removed it after this process had opened it
                 os.close(file)
         # in a notebook, a run that nobody closed is lost when its cell runs again; then nobody could close it
-        self._finalizer = weakref.finalize(self, _close, self._file, self._process)
+        self._finalizer = weakref.finalize(self, _close, held, os.getpid())
         self._finalizer.atexit = False  # the kernel unlocks then; a forked child may have given the number to a file
         with suppress(OSError):  # only told to others; a full disk is noticed when something is saved
-            os.ftruncate(self._file, 0)
-            os.write(self._file, f"{os.getpid()} {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
+            os.ftruncate(held, 0)
+            os.write(held, f"{os.getpid()} {datetime.now():%Y-%m-%d %H:%M:%S}\n".encode())
 
     def release(self) -> None:
         """Unlocks. A second call does nothing, nor does one in a process that was forked while it was locked."""
         self._finalizer()
-        self._file = None
 
 
 def _close(file: int, process: int) -> None:
