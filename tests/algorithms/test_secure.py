@@ -291,6 +291,11 @@ def test_noise_follows_from_its_seed_and_only_from_it():
     assert abs(np.corrcoef(a, c)[0, 1]) < 0.2
 
 
+def test_of_rounds_that_are_mostly_too_small_the_noise_is_that_of_three_clients(federation):
+    few, three = (method("fedavg", federation, Sampling("binomial", rate)) for rate in (0.05, 0.4))
+    assert codec_of(few, 1.0, 1.0)[1].clients == codec_of(three, 1.0, 1.0)[1].clients == LEAST
+
+
 def noise_sent(algorithm, federation, clip, noise, rounds):
     """(what clients send, less the words of the codec alone: integers [rounds, clients, P]; the codec; the shares)."""
     codec, shares = codec_of(algorithm, clip, noise)

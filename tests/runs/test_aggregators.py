@@ -9,17 +9,18 @@ import tensorflow as tf
 from helpers import small_runs
 from helpers.marks import slow_but
 from helpers.one_broken import build, only
-from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
+from helpers.toys import backbone, distance, identical, initial_states, on_disk, visits_by_id
+from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.parts.local_training import straggles
 from tfpfl.algorithms.transforms import faults
-from tfpfl.algorithms.transforms.robust import median, trimmed_mean
+from tfpfl.algorithms.transforms.robust import _trimmed, median, trimmed_mean
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.aggregators import OF_TFF, check_mean
 from tfpfl.engines.tff.process import federate
-from tfpfl.models import tree
+from tfpfl.models import SplitModel, tree
 from tfpfl.runs import aggregators
 from tfpfl.runs.aggregators import factory
 from tfpfl.runs.privacy import privacy
@@ -154,6 +155,12 @@ def test_the_median_and_the_trimmed_mean_are_numpys(engine, federation, tff):
         assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-6
 
 
+def test_a_trim_cuts_as_many_as_it_says():
+    """In floating point 0.29 * 100 is slightly less than 29."""
+    rows = tf.constant([[1e6]] * 29 + [[0.0]] * 71, tf.float64)
+    assert float(_trimmed(rows, 0.29)) == 0
+
+
 @pytest.mark.slow
 def test_pflegos_sum_is_the_weights_times_the_median(federation):
     algorithm = build("pflego", federation, server_opt="sgd")
@@ -253,6 +260,20 @@ def test_epsilon_is_dp_accountings(accounting):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fixed", "binomial"])
+def test_without_rounds_epsilon_is_0(kind, accounting):
+    population = Population([5] * 10, [2] * 10, sampling=Sampling(kind, 0.2))
+    assert privacy(1.0, population, 0).epsilon == 0
+    if kind == "fixed":
+        assert privacy(1.0, population, 2, present=[0, 0]).epsilon == 0  # nobody was there
+
+
+def test_one_client_has_no_others_among_which_it_could_hide(tff):
+    algorithm = build_algorithm("fedavg", SplitModel(backbone("float32")), Population([5], [2]))
+    with pytest.raises(ValueError, match="aggregator 'dp' hides who of several clients took part, and there is one"):
+        factory("dp", {"noise": 1.0, "clip": 1.0}, algorithm)
+
+
 def test_a_range_of_cohort_sizes_counts_as_everyone_in_every_round(accounting):
     """Which sizes it had is not accounted for, so epsilon must not be smaller than that of one of the sizes.
 
@@ -369,6 +390,13 @@ def test_a_median_on_the_local_engine(six_clients, a_run, tmp_path):
         (
             {"aggregator": "compress", "engine": "tff", "aggregator_args": ("bits=2.5",)},
             "whole number from 1 to 16, fou",
+        ),
+        *(
+            (
+                {"aggregator": "dp", "engine": "tff", "aggregator_args": ("clip=1", f"noise={z}")},
+                "between 1e-06 and 10000, found",
+            )
+            for z in ("1e-160", "1e5")
         ),
         ({"aggregator": "compress", "engine": "tff", "aggregator_args": ("bits=17",)}, "number from 1 to 16, found 17"),
         ({"aggregator": "compress", "engine": "tff", "aggregator_args": ("threshold=0.5",)}, "threshold of .* a whole"),

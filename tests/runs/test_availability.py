@@ -287,6 +287,7 @@ def test_a_round_of_which_everybody_is_rejected_has_no_means(six_clients, short_
         ({"joins": ("3",)}, "joins is written ROUND:ID,ID,..., such as 20:3,4; found '3'"),
         ({"leaves": ("0:1",)}, "leaves must be .round: client ids. with rounds from 1"),
         ({"joins": ("3:1", "3:2")}, "joins names a round twice"),
+        ({"joins": ("1:0", "4:0,2"), "leaves": ("4:0",)}, "client 0 both joins and leaves in round 4"),
         ({"max_norm": 1.0}, "need on_broken 'reject'"),
         ({"on_broken": "ignore"}, "on_broken must be one of stop, reject; found 'ignore'"),
         ({"on_broken": "reject", "clip_norm": 0.0}, "clip_norm must be positive"),
@@ -295,6 +296,13 @@ def test_a_round_of_which_everybody_is_rejected_has_no_means(six_clients, short_
 def test_bad_input(change, reason):
     with pytest.raises(ValueError, match=reason):
         small_runs.config(**change)
+
+
+@pytest.mark.parametrize("joins", [{2.9: [1]}, {3: [1.9]}, {3: "12"}, {3: [True]}, {True: [1]}, {3: 1}])
+def test_ids_and_rounds_are_whole_numbers(joins):
+    with pytest.raises(ValueError, match="joins must be .round: client ids., found"):
+        Availability(joins=joins)
+    assert Availability(joins={np.int64(3): np.array([2, 1])}).joins == ((3, (1, 2)),)
 
 
 def test_what_only_the_federation_can_tell(federation, tmp_path):

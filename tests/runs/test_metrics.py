@@ -25,7 +25,7 @@ from tfpfl.cli import main
 from tfpfl.data import Sampling
 from tfpfl.data.kinds import KINDS
 from tfpfl.runs import EarlyStopping, Metric, Run, RunConfig, metrics, own_metrics, read_config, register_metric
-from tfpfl.runs.metrics import METRICS
+from tfpfl.runs.metrics import METRICS, measurer
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, LOCAL_COPY, PROTOCOLS, Score, curve, find, results
 from tfpfl.runs.store import RunStore, StoreError
 from tfpfl.studies import Record, comparison, tables
@@ -287,6 +287,21 @@ def test_configurations_take_names_and_functions():
         RunConfig(monitor="ece")
     with pytest.raises(InvalidArgument, match="macro_f1 is the name of a metric of tfpfl"):
         register_metric(Metric("macro_f1", hits))
+
+
+def test_a_metric_that_writes_into_its_arguments_changes_no_other():
+    def sorts(labels, logits):
+        labels.sort()
+        logits.sort()
+        return labels.mean()
+
+    rng = np.random.default_rng(0)
+    y, z = rng.integers(0, 3, 40), rng.normal(size=(40, 3)).astype(np.float32)
+    z.flags.writeable = False  # as an engine gives them
+    federation = SimpleNamespace(raw=lambda *_: (None, y))
+    scores = {"test_examples": 40, "test_logits": z, "test_outputs": 3}
+    both = measurer([Metric("sorts", sorts), METRICS["macro_f1"]], federation, "local")(0, "test", scores)
+    assert both == {"sorts": y.mean(), "macro_f1": METRICS["macro_f1"](y, z)}
 
 
 def test_a_metric_of_ones_own_must_give_one_number(six_clients, tmp_path):

@@ -13,6 +13,7 @@ from tfpfl.runs.protocols import (
     PROTOCOLS,
     Protocol,
     Score,
+    as_protocol,
     curve,
     evaluation_rows,
     find,
@@ -22,6 +23,7 @@ from tfpfl.runs.protocols import (
     result,
     results,
     rounds_to,
+    rows_of,
     summarize,
     worst,
 )
@@ -257,6 +259,18 @@ def test_what_clients_predict_with():
     assert predicts(table) == "personal"
     assert predicts([e for e in table if e.model != "personal"]) == "global"
     assert predicts([e for e in table if e.model == LOCAL_COPY]) is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"mean": "client"}, {"when": "last_10"}, {"split": "tst"}, {"clients": "every"}, {"model": "predict"}]
+)
+def test_an_unknown_entry_of_a_protocol_is_refused_wherever_it_is_used(wrong):
+    wanted = EV_ALL._replace(**wrong)
+    calls = [lambda f=f: f(toy(), wanted) for f in (result, curve, per_client, rows_of)]
+    calls += [lambda: worst(toy(), 0.1, wanted), lambda: as_protocol(wanted), lambda: find(results(toy()), wanted)]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"unknown {next(iter(wrong))} of a protocol"):
+            call()
 
 
 def test_values_of_every_client():

@@ -116,7 +116,8 @@ def test_jain_and_gini_at_their_ends_and_on_a_series():
         series = np.random.default_rng(n).permutation(n) + 1.0
         assert statistics.jain(series) == pytest.approx(3 * (n + 1) / (2 * (2 * n + 1)))
         assert statistics.gini(series) == pytest.approx((n - 1) / (3 * n))
-    assert math.isnan(statistics.jain([0.0, 0.0])) and math.isnan(statistics.gini([NAN]))
+    assert (statistics.jain([0.0, 0.0]), statistics.gini([0.0, 0.0])) == (1.0, 0.0)  # all are equal
+    assert math.isnan(statistics.jain([])) and math.isnan(statistics.gini([NAN]))
     with pytest.raises(ValueError, match="at least 0, found -1"):
         statistics.gini([1.0, -1.0])
 

@@ -130,6 +130,28 @@ def test_conditions_that_differ_between_methods_are_told():
     assert not any("conditions" in note for note in comparison.notes(every))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("adapters", "lora:1"), ("head_init", "zeros"), ("init", "stax"), ("evaluate_every", 1)],
+)
+def test_every_entry_of_the_configuration_is_a_condition(name, value):
+    first, second = made("fedavg"), made("fedprox", **{name: value})
+    (told,) = [note for note in comparison.notes([first, second]) if "conditions" in note]
+    assert f"{name} {getattr(first.config, name)} (FedAvg), {value} (FedProx)" in told
+
+
+def test_the_noise_of_secure_sums_is_a_condition():
+    found = [made(m, secure=True, secure_clip=1.0, secure_noise=z) for m, z in (("fedavg", 4.0), ("fedprox", 0.001))]
+    (told,) = [note for note in comparison.notes(found) if "conditions" in note]
+    assert told.endswith("conditions: secure_noise 4.0 (FedAvg), 0.001 (FedProx).")
+
+
+def test_networks_of_two_files_are_two_conditions():
+    files = [made(m, network="network.keras", network_hash=64 * h) for m, h in (("fedavg", "a"), ("fedprox", "b"))]
+    (told,) = [note for note in comparison.notes(files) if "conditions" in note]
+    assert f"network network.keras {8 * 'a'} (FedAvg), network.keras {8 * 'b'} (FedProx)" in told
+
+
 def test_conditions_of_a_changed_copy_are_told_although_it_has_the_title_of_its_original():
     original, copy = made("pflego", participation=0.2), made("pflego", participation=1.0, folder="copy")
     copy.config.algorithm = "my_pflego.py:PFLEGO"

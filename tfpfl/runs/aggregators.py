@@ -29,6 +29,7 @@ PRIVATE = ("dp", "dp_adaptive")  # those with differential privacy
 OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}  # name -> (algorithm, arguments) -> algorithm; all engines
 AGGREGATORS = OF_TFF | OF_OURS  # all, by name
 WHOLE = {"bits": 16, "threshold": 2**31 - 1}  # arguments that are whole numbers: the largest one that TFF takes
+NOISE = (1e-6, 1e4)  # the noise multipliers for which epsilon can be computed; with fewer there is no privacy
 UNWEIGHTED = (*PRIVATE, *OF_OURS)  # those for which all clients count the same
 
 
@@ -62,8 +63,8 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
 
     Raises:
         InvalidArgument: the name or an argument is unknown, a required argument is missing, a value is not a positive
-            number (`trim` may be 0) or not a whole one where TFF needs that, the engine cannot use this aggregator, or
-            there are arguments but no aggregator.
+            number (`trim` may be 0), not a whole one where TFF needs that, or a noise outside `NOISE`, the engine
+            cannot use this aggregator, or there are arguments but no aggregator.
     """
     if name is None:
         if arguments:
@@ -89,6 +90,11 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
         positive = argument != "trim"
         if not isinstance(value, int | float) or not np.isfinite(value) or value < 0 or (positive and value == 0):
             raise InvalidArgument(f"{argument} of aggregator {name} must be a positive number, found {value!r}")
+        if argument == "noise" and not NOISE[0] <= value <= NOISE[1]:
+            raise InvalidArgument(
+                f"noise of aggregator {name}, the noise multiplier, must lie between {NOISE[0]:g} and {NOISE[1]:g}, found "
+                f"{value!r}"
+            )
         most = WHOLE.get(argument)
         if most is not None and not (isinstance(value, int) and value <= most):
             raise InvalidArgument(
@@ -162,9 +168,15 @@ def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:
         algorithm: gives the expected number of clients in a round, if the aggregator needs it.
 
     Raises:
-        InvalidArgument: the aggregator cannot combine this algorithm's updates, see `check_method`.
+        InvalidArgument: the aggregator cannot combine this algorithm's updates, see `check_method`; or it is private,
+            and there is one client, which it could hide among no others.
     """
     check_method(name, algorithm)
+    if name in PRIVATE and algorithm.population.num_clients < 2:
+        raise InvalidArgument(
+            f"aggregator {name!r} hides who of several clients took part, and there is one: take more clients, or "
+            "leave out the aggregator"
+        )
     made = OF_TFF[name]
     if "clients" in signature(made).parameters:
         arguments = arguments | {"clients": algorithm.population.clients_per_round}

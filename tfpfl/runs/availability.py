@@ -19,6 +19,7 @@ it, which keeps its step unbiased (inverse probability weighting).
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from statistics import NormalDist
 
 import numpy as np
@@ -50,7 +51,7 @@ class Availability:
         InvalidArgument: a number is negative or not finite; a probability p_i could lie outside [0, 1); `deadline` is
             not positive, or is given while `seconds` is 0; the slowest client could take more than 1e30 virtual
             seconds for an example, or the deadline is later; `joins` or `leaves` has a round below 1, a round twice, no
-            clients for a round, or a negative client id.
+            clients for a round, or what is no client id; a client joins and leaves in the same round.
     """
 
     dropout: float = 0.0
@@ -92,6 +93,10 @@ class Availability:
             )
         for name in ("joins", "leaves"):
             object.__setattr__(self, name, _changes(name, getattr(self, name)))
+        joined, left = ({(t, i) for t, some in changes for i in some} for changes in (self.joins, self.leaves))
+        if both := sorted(joined & left):
+            t, i = both[0]
+            raise InvalidArgument(f"client {i} both joins and leaves in round {t}: leave out one of the two")
 
     @property
     def is_perfect(self) -> bool:
@@ -206,9 +211,11 @@ def _normal(values) -> np.ndarray:
 
 def _changes(name: str, given) -> tuple:
     """Converts {round: ids}, or pairs (round, ids), to ((round, (id, ...)), ...), sorted by round."""
-    pairs = given.items() if isinstance(given, dict) else given
     try:
-        found = tuple(sorted((int(t), tuple(sorted(int(i) for i in some))) for t, some in pairs))
+        pairs = [(t, tuple(some)) for t, some in (given.items() if isinstance(given, dict) else given)]
+        if any(isinstance(number, bool) for t, some in pairs for number in (t, *some)):
+            raise TypeError("True and False are no numbers of rounds or clients")
+        found = tuple(sorted((index(t), tuple(sorted(map(index, some)))) for t, some in pairs))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"{name} must be {{round: client ids}}, found {given!r}") from error
     for t, some in found:

@@ -368,10 +368,10 @@ def measurer(
             return {metric.name: np.nan for metric in metrics}
         y = np.array(federation.raw(client_id, split, labels)[1])
         z = np.asarray(scores[f"{split}_logits"])[:examples, : int(scores[f"{split}_outputs"])]
-        found = {metric.name: metric(y, z) for metric in metrics}
+        found = {metric.name: metric(y.copy(), z.copy()) for metric in metrics}
         if not np.isfinite(z).all():
             other = np.zeros_like(z)  # a metric that is NaN for these outputs, too, is not defined for the labels
-            lost = [m for m in metrics if np.isnan(found[m.name]) and not np.isnan(m(y, other))]
+            lost = [m for m in metrics if np.isnan(found[m.name]) and not np.isnan(m(y.copy(), other.copy()))]
             found |= {metric.name: _worst(metric) for metric in lost}
         return found
 

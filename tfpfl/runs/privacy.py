@@ -77,7 +77,8 @@ def privacy(
     def epsilon(events: dict[Any, int]) -> float:
         accountant = RdpAccountant(neighboring_relation=relation)
         for event, times in events.items():
-            accountant.compose(event, times)
+            if times:
+                accountant.compose(event, times)
         return float(accountant.get_epsilon(delta))
 
     more = "; the clipping norm's estimate included" if adaptive else ""

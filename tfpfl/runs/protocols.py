@@ -180,12 +180,12 @@ def as_protocol(given: Protocol | str) -> Protocol:
     """A protocol that is given itself, or by its name in `PROTOCOLS`.
 
     Raises:
-        InvalidArgument: no protocol has this name, or it is something else.
+        InvalidArgument: no protocol has this name, it is something else, or one of its entries has no such value.
     """
     if isinstance(given, str):
         return protocol(given)
     check_type("the protocol", given, Protocol, "a Protocol, or the name of one, such as 'EV-all'")
-    return given
+    return given.check()
 
 
 def results(evaluations: list[Score], took_part: TookPart | None = None, named: ScoreName = ACCURACY) -> list[Result]:
@@ -216,7 +216,7 @@ def result(
     evaluations: list[Score], wanted: Protocol, took_part: TookPart | None = None, named: ScoreName = ACCURACY
 ) -> Result | None:
     """The result of one protocol; None if no round has such clients. The arguments are those of `results`."""
-    table = _table(evaluations)
+    table, wanted = _table(evaluations), wanted.check()
     if wanted.model == PREDICTS:
         wanted = wanted._replace(model=_predicts({model for model, _ in table}) or PREDICTS)
     by_round = _chosen(table, wanted, took_part, named)
@@ -232,7 +232,9 @@ def find(found: list[Result], wanted: Protocol | None = None, **fields: Any) -> 
         fields: fields of `Result` with the values that they must have.
     """
     if wanted is not None:
-        fields = wanted._asdict() | {"model": predicts(found) if wanted.model == PREDICTS else wanted.model} | fields
+        fields = (
+            wanted.check()._asdict() | {"model": predicts(found) if wanted.model == PREDICTS else wanted.model} | fields
+        )
     return next((r for r in found if all(getattr(r, k) == v for k, v in fields.items())), None)
 
 
@@ -257,7 +259,7 @@ def rows_of(
     A round counts if a client has examples of the split. The best round is the first one with the best mean; the
     mean is that of the protocol, over all clients.
     """
-    return _chosen(_table(evaluations), wanted, took_part, named)
+    return _chosen(_table(evaluations), wanted.check(), took_part, named)
 
 
 def _chosen(table: dict, wanted: Protocol, took_part: TookPart | None, named: ScoreName) -> dict:
@@ -350,7 +352,7 @@ def curve(
         what = None
     elif what == "accuracy":
         return {}  # of a kind that has none
-    by_round = _only(_by_round(_table(evaluations), wanted), wanted, took_part)
+    by_round = _only(_by_round(_table(evaluations), wanted.check()), wanted, took_part)
     means = {t: _mean(rows, wanted.mean, named, what) for t, rows in sorted(by_round.items())}
     return {t: value for t, value in means.items() if not np.isnan(value)}
 

@@ -173,7 +173,7 @@ def jain(values) -> float:
     if not np.isfinite(present).all():
         return math.nan
     squares = len(present) * (present**2).sum()
-    return float(present.sum() ** 2 / squares) if squares else math.nan
+    return float(present.sum() ** 2 / squares) if squares else (1.0 if len(present) else math.nan)
 
 
 def gini(values) -> float:
@@ -188,7 +188,7 @@ def gini(values) -> float:
     if not np.isfinite(present).all():
         return math.nan
     n, total = len(present), present.sum()
-    return float((2 * np.arange(1, n + 1) - n - 1) @ present / (n * total)) if total else math.nan
+    return float((2 * np.arange(1, n + 1) - n - 1) @ present / (n * total)) if total else (0.0 if n else math.nan)
 
 
 def gains(values, than) -> np.ndarray:

@@ -350,15 +350,23 @@ _ENTRIES = {entry.name: entry.default for entry in fields(RunConfig) if entry.na
 _OFF = (None, (), 0, "stop")  # where an entry has such a default, the default means that nothing is done
 
 
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """{entry of the configuration: value} of all that sets a run apart but its data, seed, method and hyperparameters.
+
+    The network is its name, or (name, sha256) if it comes from a file.
+    """
+    sha256 = config.network_hash and with_beside(config.network_hash, config.network_beside)
+    network = (config.network, sha256) if sha256 else config.network
+    return {"network": network} | {name: getattr(config, name) for name in _ENTRIES}
+
+
 def _setting(config: RunConfig) -> tuple:
     """((algorithm, sha256 of the user's own, else ''), (name, value), (name, value), ...)."""
     own, hyper = config.own_method, config.hyperparameters
     if own is None:  # runs of older formats lack hyperparameters that came later
         defaults = {name: p.default for name, p in config.method.hyperparameters.items()}
         hyper = defaults | config.method.presets.get(config.preset, {}) | hyper
-    sha256 = config.network_hash and with_beside(config.network_hash, config.network_beside)
-    network = (config.network, sha256) if sha256 else config.network
-    entries = hyper | {"network": network} | {name: getattr(config, name) for name in _ENTRIES}
+    entries = hyper | settings_of(config)
     # A metric of the user's own is another one where its code is another.
     hashes = {name: sha256_of(entry)[:8] for name, entry in config.own_metrics.items() if entry["sha256"]}
     entries["metrics"] = tuple(f"{name}@{hashes[name]}" if name in hashes else name for name in config.metrics)

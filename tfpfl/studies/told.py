@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tfpfl.runs import participation, protocols
 from tfpfl.runs.protocols import EV_ALL, Protocol
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import group_runs, is_mixed, methods_of, span
+from tfpfl.studies.run_groups import group_runs, is_mixed, methods_of, settings_of, span
 
 
 def told_seen(records: Sequence[Record], protocol: Protocol = EV_ALL) -> str:
@@ -66,27 +66,33 @@ def told_splits(records: Sequence[Record]) -> str:
     )
 
 
-_CONDITIONS = (  # what is the same for all methods of a fair comparison; `by_setting` names what differs in one method
-    *("network", "participation", "sampling", "sampling_range", "dropout", "dropout_spread", "client_seconds"),
-    *("client_seconds_spread", "jitter", "round_deadline", "joins", "leaves", "on_broken", "max_norm", "clip_norm"),
-    *("objective", "schedule", "aggregator", "aggregator_args", "secure"),
-)
+_NO_CONDITIONS = ("metrics", "monitor", "labels")  # they change no number; `told_classes` tells of the labels
 
 
 def told_conditions(records: Sequence[Record], titles: Sequence[str] = ()) -> str:
     """What differs between methods besides themselves, as a sentence, or ''. `titles`: of each run's method."""
     found, methods = [], titles or methods_of(records)
-    for name in ("rounds", *_CONDITIONS):
+    conditions = [_conditions(record) for record in records]
+    for name in conditions[0] if conditions else ():
         of_methods: dict[str, set] = {}
         values: dict[str, list[str]] = {}
-        for record, title in zip(records, methods, strict=True):
-            value = str(record.rounds if name == "rounds" else getattr(record.config, name))
+        for each, title in zip(conditions, methods, strict=True):
+            value = each[name]
             of_methods.setdefault(title, set()).add(value)
             if title not in values.setdefault(value, []):
                 values[value].append(title)
         if any(each != next(iter(of_methods.values())) for each in of_methods.values()):
             found.append(f"{name} {', '.join(f'{value} ({_listed(names)})' for value, names in values.items())}")
     return f"The methods were run under different conditions: {'; '.join(found)}." if found else ""
+
+
+def _conditions(record: Record) -> dict[str, str]:
+    """What is the same for all methods of a fair comparison; `by_setting` names what differs within one method."""
+    found = {"rounds": record.rounds} | settings_of(record.config)
+    if isinstance(found["network"], tuple):
+        name, sha256 = found["network"]
+        found["network"] = f"{name} {sha256[:8]}"
+    return {name: str(value) for name, value in found.items() if name not in _NO_CONDITIONS}
 
 
 def told_classes(records: Sequence[Record]) -> str:

@@ -44,8 +44,8 @@ def trimmed_mean(algorithm: Algorithm, *, trim: float = 0.1) -> Algorithm:
 
 def _trimmed(rows, trim: float):
     """[r, ...] -> [...]: the trimmed mean of every coordinate. trim=0.5 leaves one or two values: the median."""
-    number = tf.shape(rows)[0]
-    cut = tf.minimum(tf.cast(tf.floor(trim * tf.cast(number, tf.float64)), tf.int32), (number - 1) // 2)
+    number = tf.shape(rows)[0]  # 0.29 * 100 is 28.999999999999996
+    cut = tf.minimum(tf.cast(tf.floor(trim * tf.cast(number, tf.float64) + 1e-9), tf.int32), (number - 1) // 2)
     return tf.reduce_mean(tf.sort(rows, axis=0)[cut : number - cut], axis=0)
 
 

@@ -62,8 +62,8 @@ def secured(
     Args:
         algorithm: an `Algorithm` whose server adds up updates.
         clip: C, the L2 norm to which longer updates are scaled down, before their weight.
-        noise: the noise multiplier z: the noise on the sum of r = `clients_per_round` clients has the standard
-            deviation z W C, with W the largest weight. None: no noise.
+        noise: the noise multiplier z: the noise on the sum of r = `clients_per_round` clients, at least 3, has
+            the standard deviation z W C, with W the largest weight. None: no noise.
         weights: float [I], the clients' weights; default: `weights_of(algorithm)`.
 
     Returns:
@@ -245,7 +245,8 @@ def _planned(algorithm: Algorithm, clip: float, noise: float | None, weights: np
             "--secure hides what clients send, and with this method they send nothing: leave out --secure"
         )
     population = algorithm.population
-    r, expected = population.sampling.most(population.num_clients), round(population.clients_per_round)
+    r = population.sampling.most(population.num_clients)
+    expected = max(LEAST, round(population.clients_per_round))  # of fewer there is no sum
     weight = _largest(population, found() if weights is None else np.asarray(weights))
     room = 1.0 if noise is None else 1 + TAILS * noise / math.sqrt(expected)
     codec = fixed_point(size, r, float(clip), weight, int(population.num_examples.max()), room=room)
