@@ -92,8 +92,8 @@ def check_aggregator(name: str | None, arguments: dict, engine: str) -> None:
             raise InvalidArgument(f"{argument} of aggregator {name} must be a positive number, found {value!r}")
         if argument == "noise" and not NOISE[0] <= value <= NOISE[1]:
             raise InvalidArgument(
-                f"noise of aggregator {name}, the noise multiplier, must lie between {NOISE[0]:g} and {NOISE[1]:g}, found "
-                f"{value!r}"
+                f"noise of aggregator {name}, the noise multiplier, must lie between {NOISE[0]:g} and {NOISE[1]:g}, "
+                f"found {value!r}"
             )
         most = WHOLE.get(argument)
         if most is not None and not (isinstance(value, int) and value <= most):
