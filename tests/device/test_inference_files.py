@@ -10,6 +10,7 @@ from tensorflow import keras
 from tflite_export import Bundle, ExportError, Runtime, convert_backbone, export, verify
 from tflite_export.convert import bundle as bundles
 from tflite_export.device import layout
+from tfpfl.checks import TfpflWarning
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 
@@ -119,6 +120,28 @@ def test_without_training_examples_there_is_no_int8(tmp_path):
     bundle = export((model, model.initial_theta, head), out=tmp_path / "b", **given)
     assert layout.BACKBONE_INT8 not in {*bundle.manifest["files"], *bundle.manifest["quality"]}
     assert layout.BACKBONE_DYNAMIC_INT8 in bundle.manifest["files"]
+
+
+@pytest.mark.slow
+def test_one_training_example_says_nothing_of_ranges(tmp_path):
+    model = SplitModel(network(), train_from="high")
+    head = Head(np.ones((32, 3), "f"), np.zeros(3, "f"))
+    given = {"rounds": False, "train": (X[:1], Y[:1]), "test": (X[:0], Y[:0])}
+    with pytest.warns(TfpflWarning, match="one training example says nothing of the ranges"):
+        bundle = export((model, model.above.initial_theta, head), out=tmp_path / "b", **given)
+    assert not {layout.BACKBONE_INT8, layout.TRUNK_INT8} & {*bundle.manifest["files"]}
+    assert verify(bundle, interpreter=LITE).ok
+
+
+@pytest.mark.slow
+def test_a_network_that_cannot_be_quantized_has_its_other_files(tmp_path):
+    masked = [keras.layers.Masking(), keras.layers.SimpleRNN(3, unroll=True)]
+    model = SplitModel(keras.Sequential([keras.Input((4, 5)), *masked]))
+    x = RNG.normal(size=(20, 4, 5)).astype("f")
+    head = Head(np.ones((3, 3), "f"), np.zeros(3, "f"))
+    with pytest.warns(TfpflWarning, match="backbone_int8.tflite is left out: the converter .* cannot quantize"):
+        bundle = export((model, model.initial_theta, head), out=tmp_path / "b", train=(x, Y[:20]), test=(x, Y[:20]))
+    assert layout.BACKBONE_INT8 not in bundle.manifest["files"] and layout.BACKBONE in bundle.manifest["files"]
 
 
 @pytest.mark.slow

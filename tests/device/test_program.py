@@ -169,6 +169,70 @@ def test_a_gradient_of_its_own_above_what_is_put_in_other_words():
     assert "CONV_2D" not in operations(content)
 
 
+def gradient_and_features(backbone, x):
+    """((dtheta, features) of the device program, those of GradientTape and Keras)."""
+    model = SplitModel(backbone)
+    theta, head = varied(model), random_head(model, 3)
+    y, w = np.arange(len(x), dtype=np.int32) % 3, np.full(len(x), 1 / len(x), np.float32)
+    content = convert_program(model, signatures=("features", "joint_gradient"))
+    flat = flatten(theta)
+    found = runner(content, "joint_gradient")(theta=flat, x=x, labels=y, weights=w, kernel=head.kernel, bias=head.bias)[
+        "dtheta"
+    ]
+    phi = runner(content, "features")(theta=flat, x=x)["phi"]
+    return (found, phi), (true_gradient(model, theta, head, x, y)[1], model.features(theta, x).numpy())
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 200.0])
+def test_softplus_of_any_number(scale):
+    """The converter's words for it, log(1 + exp(x)), end at 88.7, and at exactly 0 its gradient is a half."""
+    keras.utils.set_random_seed(0)
+    x = scale * np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    stack = [layers.Dense(6, activation="softplus"), layers.Dense(3)]
+    found, expected = gradient_and_features(keras.Sequential([keras.Input((4,)), *stack]), x)
+    assert scale < 100 or expected[1].max() > 100
+    assert relative(found[0], expected[0]) < 1e-5 and relative(found[1], expected[1]) < 1e-5
+
+
+@pytest.mark.parametrize("select", ["Select", "SelectV2"])
+def test_a_softmax_over_several_axes_in_int8(select):
+    """The interpreter ended the process at the converter's words for IsFinite, which logsumexp asks for."""
+    keras.utils.set_random_seed(0)
+    picked = getattr(tf.raw_ops, select)
+    of = {"Select": ("condition", "x", "y"), "SelectV2": ("condition", "t", "e")}[select]
+
+    def finite(x):
+        return picked(**dict(zip(of, (tf.math.is_finite(x), x, tf.zeros_like(x)), strict=True)))
+
+    stack = [layers.Dense(5), layers.Lambda(finite), layers.Softmax(axis=(1, 2)), layers.Flatten()]
+    backbone = keras.Sequential([keras.Input((4, 5)), *stack])
+    x = np.random.default_rng(0).normal(size=(9, 4, 5)).astype(np.float32)
+    found, expected = gradient_and_features(backbone, x)
+    assert relative(found[0], expected[0]) < 1e-5 and relative(found[1], expected[1]) < 1e-5
+    model = SplitModel(backbone)
+    phi = runner(convert_backbone(model, model.initial_theta, "full int8", x), "features")(x=x)["phi"]
+    assert np.isfinite(phi).all() and phi.shape == (9, 20)  # how good they are is measured by the export
+
+
+@pytest.mark.parametrize("equation", ["abc,cd->abd", "abc,cd->adb", "abc,bcd->abd"])
+def test_no_activation_is_lost_behind_a_product_of_einsum(equation):
+    keras.utils.set_random_seed(0)
+    shape = (6, 5) if equation.endswith("adb") else (5, 6)
+    dense = layers.EinsumDense(equation, output_shape=shape, activation="relu")
+    x = np.random.default_rng(0).normal(size=(7, 5, 3)).astype(np.float32)
+    backbone = keras.Sequential([keras.Input((5, 3)), dense, layers.Flatten()])
+    found, expected = gradient_and_features(backbone, x)
+    assert (expected[1] == 0).any()  # the ReLU has something to do
+    assert relative(found[0], expected[0]) < 1e-5 and relative(found[1], expected[1]) < 1e-5
+
+
+def test_a_slice_that_is_longer_than_its_axis():
+    x = inputs = keras.Input((5, 3))
+    backbone = keras.Model(inputs, layers.Flatten()(layers.Dense(4)(x)[:, -10:, :9]))
+    found, expected = gradient_and_features(backbone, np.random.default_rng(0).random((4, 5, 3), np.float32))
+    assert relative(found[0], expected[0]) < 1e-5 and relative(found[1], expected[1]) < 1e-5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own statistics", "activations", "attention"])
 def test_files_for_prediction_of_layers_that_are_put_in_other_words(name):
@@ -200,6 +264,15 @@ def test_a_layer_without_builtin_gradient_is_refused_by_name(layer, reason):
 def test_a_model_in_double_precision_is_refused():
     with pytest.raises(ValueError, match="float64"):
         convert_program(SplitModel(build_network("mlp200", (4, 4), dtype="float64")))
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_layers_of_mixed_precision_are_refused(policy):
+    stack = [layers.Dense(5, dtype=policy, name="half"), layers.Dense(3, dtype="float32")]
+    model = SplitModel(keras.Sequential([keras.Input((4,)), *stack]))
+    for convert in (convert_program, lambda m: convert_backbone(m, m.initial_theta)):
+        with pytest.raises(ValueError, match=f"'half'.*computes in {policy[6:]} .*build the same network in float32"):
+            convert(model)
 
 
 def test_flatten_and_unflatten_are_inverse():

@@ -58,10 +58,18 @@ def test_a_network_that_is_refused_for_rounds_is_exported_without_them(tmp_path)
     np.testing.assert_allclose(found, model.features(model.theta(), x), atol=1e-6)
 
 
-def test_a_mean_over_examples(tmp_path):
+@pytest.mark.parametrize(
+    "mixes",
+    [
+        lambda x: x - tf.reduce_mean(x, 0),
+        lambda x: x / tf.reduce_sum(tf.abs(x), 0, keepdims=True),
+        lambda x: x / tf.reduce_max(tf.abs(x)),  # a slip: of all numbers, and not of each example's
+    ],
+    ids=["mean", "sum", "maximum"],
+)
+def test_features_that_depend_on_other_examples(mixes, tmp_path):
     inputs = keras.Input((4,))
-    x = layers.Dense(3)(inputs)
-    backbone = keras.Model(inputs, layers.Lambda(lambda x: x - tf.reduce_mean(x, 0), output_shape=(3,))(x))
+    backbone = keras.Model(inputs, layers.Lambda(mixes, output_shape=(3,))(layers.Dense(3)(inputs)))
     assert "must not depend on others" in refused(backbone, tmp_path)
 
 

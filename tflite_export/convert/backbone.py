@@ -53,10 +53,10 @@ def convert_backbone(model, theta, precision: str = "float32", calibration=None)
         ValueError: an unknown precision, or no calibration data where they are needed.
     """
     check_float32(model)
-    constants = tuple(tf.constant(w) for w in theta)
+    constants, int8 = tuple(tf.constant(w) for w in theta), precision == "full int8"
 
     def features(x):
-        return {"phi": fixed_features(model, constants, x)}
+        return {"phi": fixed_features(model, constants, x, int8)}
 
     spec = example_spec(model)
     return convert({"features": _function(features, spec)}, _configure(precision, calibration, spec))
@@ -76,7 +76,8 @@ def convert_trunk(trunk, precision: str = "float32", calibration=None, batch: in
     check_float32(trunk)
     weights = tuple(tf.constant(w) for w in trunk.weights)
     spec = tf.TensorSpec([batch, *trunk.input_shape], tf.float32, "raw")
-    function = _function(lambda raw: {"x": fixed(trunk.apply(weights, raw))}, spec)
+    int8 = precision == "full int8"
+    function = _function(lambda raw: {"x": fixed(trunk.apply(weights, raw), int8)}, spec)
     return convert({"trunk": function}, _configure(precision, calibration, spec, "trunk"))
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import uuid
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from tflite_export.convert.program import (
     NEED_GRADIENT,
     SIGNATURES,
     STATIC_BATCH,
+    QuantizationError,
     convert_program,
     example_spec,
     flatten,
@@ -42,6 +44,7 @@ from tflite_export.device.head_file import SavedHead, head_bytes, theta_sha256
 from tflite_export.device.ops import minimum_runtime, operations
 from tflite_export.device.runtime import FORMAT, WHILE_SINCE, Bundle, Runtime, write_manifest
 from tflite_export.device.verification import verify
+from tfpfl.checks import warn_user
 
 __all__ = ["ExportError", "export"]
 
@@ -229,11 +232,22 @@ def _write_inference(folder, personal):
     calibration, raw_calibration = (
         (personal.train[0], personal.raw("train")) if personal.train and len(personal.train[0]) else (None, None)
     )
+    if calibration is not None and len(calibration) < 2:
+        warn_user(
+            "one training example says nothing of the ranges that int8 needs, so the files of full int8 are left out. "
+            "Export a client that has more, or give more of its examples"
+        )
+        calibration = raw_calibration = None
     if getattr(model, "whole", False):  # tokens among floats would be rounded like those
         calibration = None
     measured, is_classes = {}, model.kind.label.is_classes
 
-    def measure(name, precision, content, features):
+    def measure(name, precision, converted, features):
+        try:
+            content = converted()
+        except QuantizationError as error:
+            warn_user(f"{name} is left out: {error}")
+            return
         runtime = Runtime(_save(folder, name, content), tf.lite.Interpreter)
         measured[name] = {
             "precision": precision,
@@ -241,22 +255,21 @@ def _write_inference(folder, personal):
             **on,
         }
 
+    def of_backbone(runtime):
+        return _in_parts(lambda part: runtime("features", x=part)["phi"], x)
+
+    def of_trunk(runtime):
+        return _in_parts(
+            lambda part: model.features(theta, trunk_output(runtime, part, STATIC_BATCH, STATIC_BATCH)), raw
+        )
+
     for name, precision in BACKBONES.items():
         if precision != "full int8" or calibration is not None:  # else there is nothing to take the ranges from
-            content = convert_backbone(model, theta, precision, calibration)
-            measure(name, precision, content, lambda r: _in_parts(lambda part: r("features", x=part)["phi"], x))
+            measure(name, precision, partial(convert_backbone, model, theta, precision, calibration), of_backbone)
     for name, precision in TRUNKS.items() if trunk is not None else ():
         if precision != "full int8" or raw_calibration is not None:
             batch = None if name == layout.TRUNK else STATIC_BATCH
-            content = convert_trunk(trunk, precision, raw_calibration, batch)
-            measure(
-                name,
-                precision,
-                content,
-                lambda r: _in_parts(
-                    lambda part: model.features(theta, trunk_output(r, part, STATIC_BATCH, STATIC_BATCH)), raw
-                ),
-            )
+            measure(name, precision, partial(convert_trunk, trunk, precision, raw_calibration, batch), of_trunk)
     return measured
 
 

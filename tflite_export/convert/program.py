@@ -35,6 +35,8 @@ from tflite_export.device.kinds import Kind
 from tflite_export.device.ops import check_builtin
 from tflite_export.device.runtime import no_news_of_the_interpreter
 from tfpfl.checks import InvalidArgument
+from tfpfl.models.layers import flatten as layers_of
+from tfpfl.models.trunk import Trunk
 
 SIGNATURES = ("features", "predict", "personalize", "head_step", "joint_gradient", "round")
 NEED_GRADIENT = ("joint_gradient", "round")
@@ -42,6 +44,10 @@ STATIC_BATCH = 32
 # model -> its programs: without weights, they are those of all its clients
 _CONVERTED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _ADVICE = {"Conv2DTranspose": "take UpSampling2D and Conv2D"}
+
+
+class QuantizationError(UnsupportedLayerError):
+    """The converter has no int8 for a model, of which it has a float file."""
 
 
 def convert_program(model, *, batch=None, num_classes=None, safeguard=True, signatures=SIGNATURES) -> bytes:
@@ -186,6 +192,7 @@ def convert(functions: dict, configure=None) -> bytes:
 
     Raises:
         InvalidInput: the file would need operations that are not builtin.
+        QuantizationError: the converter cannot quantize the model.
     """
     module = tf.Module()
     module.functions = functions  # keeps the constants of the functions in memory
@@ -203,6 +210,10 @@ def convert(functions: dict, configure=None) -> bytes:
             content = converter.convert()
         except ConverterError as error:
             raise UnsupportedLayerError(_not_builtin(str(error))) from None
+        except RuntimeError as error:
+            if "quanti" not in str(error):
+                raise
+            raise QuantizationError(f"the converter of TensorFlow Lite cannot quantize this model: {error}") from None
     check_builtin(content)
     return content
 
@@ -211,9 +222,12 @@ def _not_builtin(said: str) -> str:
     """What to say of a model that TensorFlow Lite cannot express, from the many lines that its converter says."""
     found = sorted(set(re.findall(r"tf\.(?!lite)[A-Z]\w+", said)))
     which = f": {', '.join(found)}" if found else ""
+    loop = ""
+    if "TensorList" in said:
+        loop = "A GRU or LSTM has such unless it is made with unroll=True, for examples of a fixed length. "
     return (
-        f"the model needs operations that TensorFlow Lite has not built in{which}. A GRU or LSTM has such unless it is "
-        "made with unroll=True, for examples of a fixed length. `tfpfl model` writes a client's model as a Keras file"
+        f"the model needs operations that TensorFlow Lite has not built in{which}. {loop}`tfpfl model` writes a "
+        "client's model as a Keras file"
     )
 
 
@@ -236,9 +250,15 @@ def _quiet_converter():
 
 
 def check_float32(model) -> None:
-    """Raises `InvalidArgument` if a model computes in another precision than float32."""
+    """Raises `InvalidArgument` if a model or trunk, or one of its layers, does not compute in float32."""
     if model.dtype != np.float32:
         raise InvalidArgument(f"a device computes in float32, but this model is {model.dtype}")
+    for layer in layers_of(model.model if isinstance(model, Trunk) else model.backbone):
+        if "float16" in (found := str(getattr(layer, "compute_dtype", ""))):  # or bfloat16
+            raise InvalidArgument(
+                f"a device computes in float32, but layer {layer.name!r} ({type(layer).__name__}) computes in {found} "
+                "(mixed precision): build the same network in float32, and give it these weights, which are float32"
+            )
 
 
 def check_differentiable(phi, parts, backbone) -> None:

@@ -51,7 +51,8 @@ class SpecialLayers:
         parameters: set[int] = set()
         for layer in flatten(model):
             names = {cls.__name__ for cls in type(layer).__mro__}
-            if "BatchNormalization" in names and layer.trainable:
+            # SyncBatchNormalization of Keras 2.14 is no subclass of BatchNormalization.
+            if {"BatchNormalization", "SyncBatchNormalization"} & names and layer.trainable:
                 self._normalizing.append((layer, (len(self.moving), len(self.moving) + 1)))
                 self.moving += [layer.moving_mean, layer.moving_variance]
                 parameters |= {id(w) for w in layer.trainable_weights}

@@ -77,7 +77,7 @@ def _cut_off(op):
             if size is None and not whole:
                 refuse(op, "a slice of the examples")
             if not whole:
-                first, last = (min(n + size if n < 0 else n, size) for n in (first, last))
+                first, last = (min(max(n + size if n < 0 else n, 0), size) for n in (first, last))
             paddings.append((0, 0) if whole else (first, size - last))
     return paddings + [(0, 0)] * (x.rank - len(paddings))
 

@@ -32,14 +32,14 @@ def features(model, parts, x):
     return phi, lambda y: _in_other_words(y, _IN_PAIRS, new)
 
 
-def fixed_features(model, theta, x):
+def fixed_features(model, theta, x, int8=False):
     """phi(x; theta) [N, M] of weights that never change: for prediction alone."""
-    return fixed(model.features(theta, x))
+    return fixed(model.features(theta, x), int8)
 
 
-def fixed(y):
-    """A result of weights that never change, in operations that the converter takes."""
-    return _in_other_words(y, _WORDS)
+def fixed(y, int8=False):
+    """A result of weights that never change, in operations that the converter takes, for a file of full int8 or not."""
+    return _in_other_words(y, _WORDS | _IN_INT8 if int8 else _WORDS)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -148,6 +148,16 @@ def _erf(op, inputs):
     return [erf(inputs[0]) if op.type == "Erf" else 1 - erf(inputs[0])]
 
 
+@tf.custom_gradient
+def _stable_softplus(x):
+    """log(1 + e^x), for which the converter writes just that: it is infinite, or stays at 88.7, for a larger x."""
+    return tf.maximum(x, 0.0) + tf.math.log(1.0 + tf.exp(-tf.abs(x))), lambda dy: dy * tf.sigmoid(x)
+
+
+def _softplus(op, inputs):
+    return [_stable_softplus(inputs[0])]
+
+
 def _softsign(op, inputs):
     return [inputs[0] / (1 + tf.abs(inputs[0]))]
 
@@ -181,16 +191,21 @@ def _einsum(op, inputs):
     y = tf.matmul(matrix(inputs[0], left, [shared, own[0], summed]), matrix(inputs[1], right, [shared, summed, own[1]]))
     names = [*shared, *own[0], *own[1]]
     y = tf.reshape(y, [size[c] for c in names])
+    if tf.get_static_value(inputs[1]) is None and not _is_added_to(op.outputs[0], 4):
+        y += 0.0 * tf.stop_gradient(tf.reshape(inputs[1], [-1])[0])  # see `_keep_activation`
     return [y if names == list(out) else tf.transpose(y, [names.index(c) for c in out])]
 
 
 # ADD in place of ADD_N, which LiteRT does not give to its fast library.
 _IN_PAIRS = {"AddN": lambda op, inputs: [functools.reduce(operator.add, inputs)]}
+# All int8 numbers are finite. The converter writes x - x == 0, with which a file in int8 ends the process that runs it.
+_IN_INT8 = {"IsFinite": lambda op, inputs: [tf.ones_like(inputs[0], tf.bool)]}
 _NOTHING = {"Identity", "EnsureShape", "Squeeze", "Reshape", "ExpandDims"}  # what the converter may remove
 _WORDS = {
     "FusedBatchNormV3": _layer_norm,
     "Erf": _erf,
     "Erfc": _erf,
+    "Softplus": _softplus,
     "Softsign": _softsign,
     "DivNoNan": _divide_no_nan,
     "Einsum": _einsum,

@@ -30,7 +30,15 @@ def mean(op, dy):
 
 def total(op, dy):
     x = op.inputs[0]
-    return _repeated(op, dy, x, axes_of(op, x)), None
+    return _repeated(op, dy, x, _not_of_examples(op, x, "a sum")), None
+
+
+def _not_of_examples(op, x, what):
+    """The axes of a reduction; of those with an open number of places, one is that of the examples."""
+    axes = axes_of(op, x)
+    if any(x.shape[a] is None for a in axes):
+        refuse(op, f"{what} over examples: the features of an example must not depend on others")
+    return axes
 
 
 def _repeated(op, dy, x, axes):
@@ -52,7 +60,7 @@ def _repeated(op, dy, x, axes):
 def largest(op, dy):
     """GlobalMaxPooling; several equal maxima share the gradient, as in TensorFlow."""
     x, y = op.inputs[0], op.outputs[0]
-    axes = axes_of(op, x)
+    axes = _not_of_examples(op, x, "a maximum")
     shape = kept(op, x, axes)
     is_maximum = where(tf.equal(x, tf.reshape(y, shape)))
     share = tf.reshape(dy, shape) / tf.reduce_sum(is_maximum, sorted(axes), keepdims=True)

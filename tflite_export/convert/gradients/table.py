@@ -37,6 +37,7 @@ GRADIENTS = {
     "SquaredDifference": elementwise.squared_difference,
     "Maximum": elementwise.maximum,
     "Minimum": elementwise.maximum,
+    "Select": elementwise.select,
     "SelectV2": elementwise.select,
     "ConcatV2": arrays.concat,
     "Split": arrays.split,
