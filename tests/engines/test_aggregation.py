@@ -10,6 +10,7 @@ from helpers.marks import slow_but
 from helpers.toys import backbone, distance, identical
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
 from tfpfl.algorithms.transforms import screened
+from tfpfl.algorithms.transforms.screening import REASONS
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
@@ -252,6 +253,15 @@ def test_integers_of_an_update_are_weighed_like_other_numbers(start_engine, kind
         (lambda good: good._replace(weight=None), "its weight one number; found None"),
         (lambda good: good._replace(metrics={"norms": tf.ones([2])}), r"its metric 'norms' one number; found .*\(2,\)"),
         (lambda good: good._replace(metrics={"name": "a"}), "its metric 'name' one number; found string"),
+        (lambda good: good._replace(metrics={"other": 1.0}), "its metrics have 'loss'.*found other"),
+        (
+            lambda good: good._replace(state=None),
+            r"client_update returned the state as None, and init_client gave int32 \[\]",
+        ),
+        (
+            lambda good: good._replace(state=1.0),
+            r"client_update returned the state as float32 \[\], and init_client gave",
+        ),
         (lambda good: good._replace(metrics=[1.0]), "the metrics of client_update must be a dict.*found list"),
     ],
 )
@@ -261,6 +271,20 @@ def test_what_client_update_returns_is_checked(start_engine, wrong, said):
     with pytest.raises(InvalidArgument, match=said):
         engine = start_engine(own)
         engine.next(engine.initialize(), [tf.constant(0)], [visit(own, 1, 0.5, 4)])
+
+
+def test_a_negative_weight_is_broken_work(start_engine):
+    """The server would step the other way, or not at all if the sum of all weights is negative."""
+    algorithm, cohort = toy_amp(), [(1, -0.5, 4), (4, 0.25, 7)]
+    visits, states = [visit(algorithm, *v) for v in cohort], [tf.constant(0)] * 2
+    engine = start_engine(algorithm)
+    output = engine.next(engine.initialize(), states, visits)
+    assert [int(m["finite"]) for m in output.client_metrics] == [0, 1]
+    engine = start_engine(screened(algorithm))
+    output = engine.next(engine.initialize(), states, visits)
+    assert [REASONS[int(m["rejected"])] for m in output.client_metrics] == ["its work is not finite", ""]
+    assert [int(state) for state in output.client_states] == [0, 1]
+    np.testing.assert_allclose(output.server.total, [0.25 * 7, 0.25 * 7])
 
 
 def test_unknown_kinds_and_kinds_that_do_not_fit_the_update():

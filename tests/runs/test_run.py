@@ -315,6 +315,18 @@ def test_a_configuration_that_contradicts_the_given_federation_is_refused(six_cl
         assert run.config.clients == 6
 
 
+def test_a_shared_head_of_mixed_labels_is_told(six_clients, tmp_path):
+    with pytest.warns(TfpflWarning, match="FedAvg has one head for clients with different classes.*--labels local"):
+        Run.create(
+            RunConfig(algorithm="fedavg", labels="local", participation=1.0), tmp_path / "a", six_clients
+        ).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TfpflWarning)
+        for name, labels in (("fedavg", None), ("fedper", "local")):
+            config = RunConfig(algorithm=name, labels=labels, participation=1.0)
+            Run.create(config, tmp_path / name, six_clients).close()
+
+
 def test_rounds_of_one_client_are_told(six_clients, tmp_path):
     with pytest.warns(TfpflWarning, match="a round has 1 of the 6 clients.*take --participation 1"):
         Run.create(RunConfig(participation=0.2), tmp_path / "few", six_clients).close()

@@ -36,6 +36,11 @@ def nothing_moves(output, theta, head, data):
     return output._replace(update=tree.zeros_like(theta), state=head)
 
 
+def negative_weight(output, theta, head, data):
+    """The heads still move, but the server never steps."""
+    return output._replace(weight=-output.weight)
+
+
 def climbs(output, theta, head, data):
     """Away from where the loss is small."""
     return output._replace(
@@ -190,6 +195,7 @@ def test_tff_refuses_what_this_check_finds(tff):
 SMALL = {"eta": 0.2, "steps": 4}
 MISTAKES = [
     (changed(nothing_moves), battery.rounds_change_something),
+    (changed(negative_weight), battery.rounds_change_something),
     (changed(climbs), battery.the_loss_falls),
     (changed(uses_own_randomness), battery.a_round_is_a_function_of_what_it_is_given),
     (counts_in_python, battery.a_round_is_a_function_of_what_it_is_given),

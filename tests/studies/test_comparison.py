@@ -190,6 +190,16 @@ def test_who_chooses_among_fewer_classes_is_told(tmp_path):
     )
 
 
+def test_a_shared_head_of_mixed_labels_is_told():
+    (sentence,) = [
+        n for n in comparison.notes([made(m, labels="local") for m in ("pflego", "fedavg")]) if "Labels" in n
+    ]
+    assert sentence == (
+        "Labels are local for FedAvg, which share one head: each of its outputs stands for another class with each "
+        "client."
+    )
+
+
 LABELS = {"pflego": "local", "local": "local", "fedavg": "global"}
 
 

@@ -462,6 +462,18 @@ def test_the_caption_says_if_methods_ran_under_different_conditions(tmp_path):
     assert "different conditions" not in caption(1.0, 1.0)
 
 
+def test_the_caption_names_methods_as_the_rows_do(tmp_path):
+    of = study({}, {name: {"algorithm": "pflego", "title": name.upper()} for name in ("own", "every")}, seeds=[0])
+    cells, records = [], {}
+    for method, labels in zip(of.methods, ("local", "global"), strict=True):
+        records[folder := tmp_path / method.name] = made("pflego", labels=labels)
+        cells.append(Cell(of.data[0], method, winner={}, folders={0: folder}))
+    results = StudyResults(of, tmp_path, cells)
+    results.__dict__["records"] = records
+    assert "Labels are local for OWN, whose heads choose among the client's own classes" in results.table().caption
+    assert "and global for EVERY, whose heads" in results.table().caption
+
+
 def test_all_methods_have_a_score_of_those_that_were_seen(tmp_path):
     """Where one method had seen all clients and another had not, the best of both must be bold."""
     results = results_of(

@@ -151,7 +151,7 @@ def fused_work(algorithm: Algorithm, federation, held_out: Sequence[str] = ()) -
         state, visit = packed.of(i, spec), tf.nest.map_structure(lambda leaf: leaf[i], visits)
         phi, y = batch.of(i)
         output, dphi = one_pass.on_features(message, state, phi, ClientData((), y, visit.info, visit.key))
-        check_output(output)
+        output = check_output(algorithm, output)
         found = {}
         if held_out:
             head = algorithm.local_model(message, output).head

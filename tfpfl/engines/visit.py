@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput
+from tfpfl.algorithms.contract import Algorithm, Between, ClientData, ClientOutput
 from tfpfl.algorithms.transforms.schedule import counted_part
 from tfpfl.checks import InvalidArgument, check_type
 from tfpfl.data.population import ClientInfo
@@ -105,7 +105,7 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
         x, y = readers.train(visit)
         with passes.drawing(visit.key):
             output = algorithm.client_update(message, state, ClientData(x, y, visit.info, visit.key))
-        check_output(output)
+        output = check_output(algorithm, output)
         held_out = {}
         if readers.held_out:
             model = algorithm.local_model(message, output)
@@ -116,21 +116,20 @@ def client_work(algorithm: Algorithm, readers: Readers) -> Callable:
 
 
 def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict, update=None) -> ClientOutput:
-    """Checks the form of a client's state, and adds the metrics that the training loop needs.
+    """Adds the metrics that the training loop needs.
 
-    These are 'finite' (1 if update, state, weight and metrics have no NaN or infinity, otherwise 0); 'bytes_down', the
-    size of the message; 'bytes_up', the size of the update; and the held-out scores.
+    These are 'finite' (1 if update, state, weight and metrics have no NaN or infinity and the weight is not negative,
+    otherwise 0); 'bytes_down', the size of the message; 'bytes_up', the size of the update; and the held-out scores.
 
     Args:
         algorithm, message: of this visit.
-        output: what `client_update` returned, after `check_output`.
+        output: what `check_output` returned.
         held_out: {split: scores} of the model that the client holds right after its local work; {} for none.
         update: the whole update, if `output.update` is only a part of it.
     """
     check_names(output.metrics)
-    state = kept(output.state, client_state_spec(algorithm), "client_update", "init_client")
-    finite = tree.all_finite((output.update, state, output.metrics, output.weight))
     weight = output.weight if tf.is_tensor(output.weight) else tree.as_dtype(output.weight, algorithm.model.dtype)
+    finite = tree.all_finite((output.update, output.state, output.metrics, weight)) & (weight >= 0)
     metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
     metrics |= {
         "finite": tf.cast(finite, tf.int32),
@@ -138,14 +137,15 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
         "bytes_up": metrics.get("bytes_up", tree.num_bytes(output.update if update is None else update)),
     }
     metrics |= by_split(held_out)
-    return output._replace(state=state, weight=weight, metrics=OrderedDict(sorted(metrics.items())))
+    return output._replace(weight=weight, metrics=OrderedDict(sorted(metrics.items())))
 
 
-def check_output(output: Any) -> None:
-    """Checks what `client_update` returned.
+def check_output(algorithm: Algorithm, output: Any) -> ClientOutput:
+    """Checks what `client_update` returned, and returns it with the client's state as tensors.
 
     Raises:
-        InvalidArgument: it is no `ClientOutput`, or its weight or a metric is not one number.
+        InvalidArgument: it is no `ClientOutput`, its weight or a metric is not one number, no metric is called 'loss',
+            or its state has another structure, shape or dtype than `init_client` gives.
     """
     what = "client_update must return a tfpfl.ClientOutput(update, weight, state, metrics)"
     check_type("what client_update returns", output, ClientOutput, "a tfpfl.ClientOutput(update, weight, state, ...)")
@@ -157,6 +157,10 @@ def check_output(output: Any) -> None:
             raise InvalidArgument(f"{what}, and its {name} one number; found {value!r}") from None
         if found.shape.rank not in (0, None) or not (found.dtype.is_floating or found.dtype.is_integer):
             raise InvalidArgument(f"{what}, and its {name} one number; found {found.dtype.name} {found.shape}")
+    if "loss" not in output.metrics and not isinstance(output.state, Between):  # of two exchanges, one may have it
+        found = ", ".join(output.metrics) or "none"
+        raise InvalidArgument(f"{what}, and its metrics have 'loss', the loss on the client's examples; found {found}")
+    return output._replace(state=kept(output.state, client_state_spec(algorithm), "client_update", "init_client"))
 
 
 def check_names(metrics: dict) -> None:

@@ -69,6 +69,19 @@ def warn_of_small_rounds(config: RunConfig, population: Population) -> None:
         )
 
 
+def warn_of_mixed_labels(config: RunConfig, federation: Federation, population: Population) -> None:
+    """Warns if clients share one head whose outputs stand for other classes with each of them."""
+    if config.labels != "local" or config.method.head != "shared":
+        return
+    own = federation.population(labels="local", client_ids=population.client_ids)
+    if not own.same_classes or own.num_classes.min() < own.num_classes.max():
+        warn_user(
+            f"{config.title} has one head for clients with different classes, and with --labels local each of its "
+            "outputs stands for another class with each client: it learns less than it could. Leave --labels out, or "
+            "give global, unless this is what you want to see"
+        )
+
+
 def more_validation(config: RunConfig) -> str:
     """What to do about a federation without validation examples."""
     if config.federation is None:

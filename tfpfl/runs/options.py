@@ -192,7 +192,8 @@ SECTIONS = {
         RunOption(
             "labels",
             "What the outputs of a head stand for. local: the classes that the client has. global: all classes of the "
-            "data set. Default: local for a method with personal heads, otherwise global.",
+            "data set. Default: local for a method with personal heads, otherwise global. Local labels mix classes "
+            "where all share one head.",
             choices=("local", "global"),
         ),
     ),

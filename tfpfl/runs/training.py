@@ -289,8 +289,8 @@ class Training:
                 if int(i) in bad
             )
             raise DivergedError(
-                f"round {t} diverged: the work of {losses} is not finite. A smaller learning rate may help; rounds "
-                f"up to {t - 1} are saved"
+                f"round {t} diverged: the work of {losses} is not finite, or its weight is negative. A smaller "
+                f"learning rate may help; rounds up to {t - 1} are saved"
             )
         for leaf in tf.nest.flatten(out.server):
             leaf = np.asarray(leaf)

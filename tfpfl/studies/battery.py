@@ -142,8 +142,10 @@ def both_engines_agree(subject):
 
 
 def rounds_change_something(subject):
-    """Ten rounds change the server's state or the state of some client by more than 1e-3."""
+    """Ten rounds change the server's state or the state of some client by more than 1e-3, by work that can be used."""
     new, trained = Trained(subject.algorithm, subject.engine), subject.trained
+    sound = all(int(m["finite"]) for out in trained.outputs for m in out.client_metrics)
+    require(sound, "the work of a client is not finite, or its weight is negative")
     moved = distance((trained.server, trained.states(EVERYONE)), (new.server, new.states(EVERYONE)))
     require(moved > 1e-3, f"{ROUNDS} rounds moved no number by more than {moved:.1e}")
 

@@ -106,6 +106,11 @@ class Record:
         return self._federation is None or bool((self._federation.num_classes < self._federation.num_labels).any())
 
     @property
+    def shares_head(self) -> bool:
+        """Whether all clients have one head, in a method of tfpfl; it is not known of those of a user's own."""
+        return self.config.own_method is None and self.config.method.head == "shared"
+
+    @property
     def rounds(self) -> int:
         """Number of rounds that the run has so far."""
         return self.history[-1]["round"]

@@ -95,20 +95,36 @@ def _conditions(record: Record) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if name not in _NO_CONDITIONS}
 
 
-def told_classes(records: Sequence[Record]) -> str:
-    """A sentence if some methods choose among a client's own classes and others among all; '' otherwise."""
-    titles: dict[str | None, list[str]] = {}
-    for record, title in zip(records, methods_of(records), strict=True):
-        found = titles.setdefault(record.config.labels if record.classes_differ else None, [])
+def told_classes(records: Sequence[Record], titles: Sequence[str] = ()) -> str:
+    """Sentences if methods choose among different classes, or share a head whose outputs differ; '' otherwise.
+
+    Args:
+        records: the runs.
+        titles: of each run's method; by default those of tables.
+    """
+    by_labels: dict[str | None, list[str]] = {}
+    mixed: list[str] = []
+    for record, title in zip(records, titles or methods_of(records), strict=True):
+        labels = record.config.labels if record.classes_differ else None
+        found = by_labels.setdefault(labels, [])
         if title not in found:
             found.append(title)
-    own, every = titles.get("local", []), titles.get("global", [])
+        if labels == "local" and record.shares_head and title not in mixed:
+            mixed.append(title)
+    told = ""
+    if mixed:
+        told = (
+            f"Labels are local for {_listed(mixed)}, which share one head: each of its outputs stands for another "
+            "class with each client."
+        )
+    own, every = by_labels.get("local", []), by_labels.get("global", [])
     if not own or not every or set(own) == set(every):
-        return ""
-    return (
+        return told
+    different = (
         f"Labels are local for {_listed(own)}, whose heads choose among the client's own classes, and global for "
         f"{_listed(every)}, whose heads choose among all. The second is harder: a part of the difference may be this."
     )
+    return f"{told} {different}".strip()
 
 
 def _listed(titles: list[str]) -> str:

@@ -152,11 +152,10 @@ def _warnings(records) -> list[str]:
         elif r.rounds < r.config.rounds:
             told.append(f"{r.title}, seed {r.config.seed}, has {r.rounds} of its {r.config.rounds} rounds.")
     told.extend(filter(None, (told_lengths(records), told_conditions(records), told_classes(records))))
-    for what in ("head_init", "engine", "evaluate_every"):
-        by_value: dict[str, list[str]] = {}
-        for r in records:
-            by_value.setdefault(str(getattr(r.config, what)), []).append(r.title)
-        if len(by_value) > 1:
-            found = "; ".join(f"{v} ({', '.join(dict.fromkeys(titles))})" for v, titles in by_value.items())
-            told.append(f"The runs differ in {what.replace('_', ' ')}: {found}.")
+    by_engine: dict[str, list[str]] = {}
+    for r in records:
+        by_engine.setdefault(r.config.engine, []).append(r.title)
+    if len(by_engine) > 1:
+        found = "; ".join(f"{v} ({', '.join(dict.fromkeys(titles))})" for v, titles in by_engine.items())
+        told.append(f"The runs differ in engine: {found}.")
     return told

@@ -93,7 +93,7 @@ class StudyResults:
         Raises:
             InvalidArgument: there is no column of this name, or no method is finished.
         """
-        classes = told_classes(list(self.records.values()))
+        classes = _sentences(self._of_each_data_set(told_classes))
         told = (self._about_the_clients(), self._about_the_conditions(), classes, self._about_the_search())
         return paper_table(self.by_data, columns, self.study.protocol, more=" ".join(filter(None, told)))
 
