@@ -256,11 +256,11 @@ def test_integers_of_an_update_are_weighed_like_other_numbers(start_engine, kind
         (lambda good: good._replace(metrics={"other": 1.0}), "its metrics have 'loss'.*found other"),
         (
             lambda good: good._replace(state=None),
-            r"client_update returned the state as None, and init_client gave int32 \[\]",
+            r"the state as None, and init_client gave int32 \[\]",
         ),
         (
             lambda good: good._replace(state=1.0),
-            r"client_update returned the state as float32 \[\], and init_client gave",
+            r"the state as float32 \[\], and init_client gave int32",
         ),
         (lambda good: good._replace(metrics=[1.0]), "the metrics of client_update must be a dict.*found list"),
     ],
