@@ -204,6 +204,15 @@ def test_a_partitioner_of_the_user_makes_as_many_clients_as_are_asked_for(tmp_pa
         assert Federation.build(numbered(), two, clients=clients, out=tmp_path / f"f{clients}").num_clients == 2
 
 
+def test_arguments_that_a_partitioner_of_the_user_does_not_take(tmp_path):
+    def halves(labels, clients, seed, *, gamma=1.0):
+        return Partition([np.arange(300)], [np.arange(100)])
+
+    with pytest.raises(InvalidArgument, match="the partitioner halves is called with.*unexpected keyword.*'gama'"):
+        Federation.build(numbered(), halves, {"gama": 3}, out=tmp_path / "f")
+    assert Federation.build(numbered(), halves, {"gamma": 3}, out=tmp_path / "g").num_clients == 1
+
+
 def test_validation_keeps_groups_together(tmp_path):
     source = numbered()
     source = source._replace(group_train=np.arange(len(source.y_train)) // 4, y_train=np.arange(300) // 60)

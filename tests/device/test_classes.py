@@ -62,6 +62,8 @@ def test_two_classes_become_one():
     [
         (lambda: with_class(HEAD, "dog"), "there is a class 'dog' already"),
         (lambda: with_class(HEAD, "two\nlines"), "a line of 1 to 200 characters"),
+        (lambda: with_class(HEAD, 3), "the name of a class is a text, found 3"),
+        (lambda: with_merged(HEAD, "dog", 3), "there is no class '3'"),
         (lambda: with_class(HEAD, ""), "a line of 1 to 200 characters"),
         (lambda: without_class(HEAD, "hen"), "there is no class 'hen'; there are cat, dog, cow"),
         (lambda: with_merged(HEAD, "cat", into="cat"), "cannot be merged with itself"),

@@ -258,7 +258,8 @@ def test_bad_examples_and_files(tmp_path):
             (np.zeros((1, 2)), ["a"], "must be float32"),
             (np.full((1, 2), np.nan, "f"), ["a"], "NaN"),
             (np.zeros((2, 2), "f"), ["a"], "as many names"),
-            (np.zeros((1, 2), "f"), [""], "as many names"),
+            (np.zeros((1, 2), "f"), [""], "names of classes are texts, found ''"),
+            (np.zeros((2, 2), "f"), np.zeros((2, 2)), "names of classes are texts, found array"),
             (np.zeros((2, 2), "f"), ["a", "a\udce9"], r"must be a text in Unicode, found 'a\\udce9'"),
         ):
             with pytest.raises(ExampleStoreError, match=said):

@@ -158,6 +158,49 @@ def test_operations_of_convolutions():
     assert found.backward == first + 2 * second + sums + pooling + 9 * 3
 
 
+def flops_of(shape, *layers) -> Flops:
+    return backbone_flops(SplitModel(keras.Sequential([keras.Input(shape), *layers])))
+
+
+@pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
+def test_operations_of_a_loop_are_those_of_its_steps(layer):
+    """Written out, step by step, it is the same network; a loop also counts its steps, and adds up its gradients."""
+    written = flops_of((10, 8), layer(16, unroll=True))
+    loop, long = (flops_of((n, 8), layer(16)) for n in (10, 20))
+    assert written.forward > 10 * 2 * (8 + 16) * 16
+    assert loop.forward == pytest.approx(written.forward, rel=5e-3) and long.forward == 2 * loop.forward
+    assert written.backward < loop.backward < 1.3 * written.backward
+    assert long.backward == pytest.approx(2 * loop.backward, rel=1e-2)
+
+
+def test_operations_that_the_profiler_does_not_count():
+    product, bias = 2 * 5 * 6 * 7, 5 * 7  # 5 places, 6 numbers to 7
+    dense = keras.layers.EinsumDense("abc,cd->abd", output_shape=(5, 7), bias_axes="bd")
+    found = flops_of((5, 6), dense, keras.layers.Flatten())
+    assert (found.forward, found.backward) == (product + bias, product)
+
+    places, biases = 6 * 6, 6 * 6 * 4
+    depthwise = flops_of((8, 8, 4), keras.layers.DepthwiseConv2D(3), keras.layers.Flatten())
+    once = 2 * places * 4 * 9
+    assert (depthwise.forward, depthwise.backward) == (once + biases, once + biases - 4)
+
+    cube = flops_of((6, 6, 6, 2), keras.layers.Conv3D(3, 3), keras.layers.Flatten())
+    once, biases = 2 * 4**3 * 3 * (27 * 2), 4**3 * 3
+    assert (cube.forward, cube.backward) == (once + biases, once + biases - 3)
+
+    whole, halves = (flops_of((8, 8, 4), keras.layers.Conv2D(6, 3, groups=n), keras.layers.Flatten()) for n in (1, 2))
+    assert halves.forward - 36 * 6 == (whole.forward - 36 * 6) / 2 == 2 * places * 6 * 9 * 2
+
+
+def test_operations_of_attention():
+    """Queries, keys and values; the products of queries and keys, and of weights and values; what comes out."""
+    inputs = keras.Input((10, 8))
+    attention = keras.layers.MultiHeadAttention(2, 4, use_bias=False)(inputs, inputs)
+    found = backbone_flops(SplitModel(keras.Model(inputs, keras.layers.Flatten()(attention))))
+    products = 2 * 10 * 8 * 8 * 4 + 2 * 2 * 10 * 10 * 8
+    assert products <= found.forward < 1.2 * products and found.backward > 1.5 * products
+
+
 @pytest.mark.slow
 def test_operations_of_a_visit(model):
     head, backbone = head_flops(5, 3), backbone_flops(model)

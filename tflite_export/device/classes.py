@@ -19,6 +19,8 @@ def with_class(head: SavedHead, name: str) -> SavedHead:
         HeadError: there is such a class already, the name is no line of text, or there are too many.
     """
     names = _names(head)
+    if not isinstance(name, str):
+        raise HeadError(f"the name of a class is a text, found {name!r}")
     if not name or name != " ".join(name.split()) or len(name) > 200 or not is_unicode(name):
         raise HeadError(f"the name of a class is a line of 1 to 200 characters, found {name[:40]!r}")
     if name in names:
@@ -69,7 +71,7 @@ def place_of(head: SavedHead, name: str) -> int:
     """
     names = _names(head)
     if name not in names:
-        raise HeadError(f"there is no class {name[:40]!r}; there are {', '.join(names[:20])}")
+        raise HeadError(f"there is no class {str(name)[:40]!r}; there are {', '.join(names[:20])}")
     return names.index(name)
 
 

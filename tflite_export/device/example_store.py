@@ -144,8 +144,10 @@ class ExampleStore:
         x = np.asarray(x)
         if x.shape[1:] != self.shape or x.ndim != len(self.shape) + 1 or x.dtype != np.float32:
             raise ExampleStoreError(f"examples must be float32 {['N', *self.shape]}, found {x.dtype} {list(x.shape)}")
-        if len(labels) != len(x) or not all(isinstance(label, str) and label for label in labels):
+        if len(labels) != len(x):
             raise ExampleStoreError(f"{len(x)} examples need as many names of classes, found {len(labels)}")
+        if strange := [label for label in labels if not (isinstance(label, str) and label)]:
+            raise ExampleStoreError(f"the names of classes are texts, found {strange[0]!r}")
         at = time.time() if at is None else float(at)
         if not (np.isfinite(x).all() and np.isfinite(at)):
             raise ExampleStoreError("an example, or its time, holds NaN or infinity: nothing was added")

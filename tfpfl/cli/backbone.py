@@ -9,7 +9,7 @@ from tfpfl.cli.layout import OneOf
 
 
 @main.command()
-@click.argument("name", type=OneOf(["speech_embedding"]))
+@click.argument("name", type=OneOf(["speech_embedding"]), metavar="NAME")
 @click.argument("out", type=click.Path(path_type=Path))
 def backbone(name: str, out: Path) -> None:
     """Write a backbone that others have trained.

@@ -143,14 +143,14 @@ class Buffer(click.ParamType):
     type=click.IntRange(0),
     multiple=True,
     metavar="CLIENT",
-    help="Give this client another token: the old one, and the device that joined with it, are refused.",
+    help="Give the client of this number another token: the old one, and the device that joined with it, are refused.",
 )
 @click.option(
     "--revoke",
     type=click.IntRange(0),
     multiple=True,
     metavar="CLIENT",
-    help="Refuse this client's token and device from now on; --new-token takes the client in again.",
+    help="Refuse the token and device of the client of this number from now on; --new-token takes it in again.",
 )
 @click.option("--rounds", type=click.IntRange(1), help="A new total number of rounds. Default: that of the run.")
 @click.option(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ def build_federation(
     kinds = y if source.targets is None else strata(y, source.targets)
     n = len(source.y_train)
     labels = Labels(kinds[:n], kinds[n:], source.key_train, source.key_test)
+    try:
+        signature(share_out).bind(labels, clients, seed, **partition_args)
+    except TypeError as error:
+        raise InvalidArgument(
+            f"the partitioner {name} is called with labels, clients, seed and the arguments that were given: {error}"
+        ) from None
     part = share_out(labels, clients, seed, **partition_args)
     part = _checked(part, name, n, len(source.y_test))
     if callable(partitioner) and clients is not None and len(part.train) != clients:

@@ -88,8 +88,8 @@ class LiveRounds(Clients):
         if book.is_secure:
             book.close()
             raise InvalidArgument(
-                f"{path} has secure rounds, and without them the devices would send what they have hidden so far: give "
-                "--secure, or make a new folder: tfpfl run --create-only"
+                f"{path} has secure rounds, which a run keeps: without them the devices would send what they may have "
+                "hidden before. Give --secure, or make a new folder: tfpfl run --create-only"
             )
         return book
 

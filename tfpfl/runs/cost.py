@@ -1,14 +1,12 @@
 """The cost of a visit for a client: passes through the backbone, and floating point operations (FLOPs).
 
 Passes are counted while a visit runs, and so are the steps of a head on features that are computed already. The FLOPs
-of a pass through the backbone are counted by TensorFlow's profiler, in the graph. Those of the head, a product of
-matrices, are computed. A multiplication and an addition are two FLOPs.
+of a pass through the backbone are counted in its graph, see operations.py. Those of the head, a product of matrices,
+are computed. A multiplication and an addition are two FLOPs.
 """
 
 import copy
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,8 +15,9 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.algorithms.exchanges import before_work
 from tfpfl.algorithms.parts import linear_head
-from tfpfl.checks import Unavailable, traced_by_design, verbose
+from tfpfl.checks import traced_by_design
 from tfpfl.data.randomness import client_key
+from tfpfl.runs.operations import count_operations
 
 if TYPE_CHECKING:
     from tfpfl.runs.run import Run
@@ -131,11 +130,12 @@ def first_visit(run: "Run", place: int) -> Work:
 def backbone_flops(model) -> Flops:
     """Floating point operations of one example's pass through the backbone; backward: the gradient of theta only.
 
-    TensorFlow's profiler counts products, convolutions, biases and pooling, but no activation functions or reshapes.
-    For strided convolutions without padding it slightly overestimates the cost of the gradient.
+    Products, convolutions, biases and pooling count, as TensorFlow's profiler has them, and sums and products of
+    numbers; activation functions and reshapes do not. For convolutions without padding it overestimates the cost of the
+    gradient, and that of a transposed convolution. The steps of a recurrent layer count, also in a loop.
 
     Raises:
-        Unavailable: this TensorFlow has no such profiler.
+        Unavailable: this TensorFlow has no such profiler, or it is not known how many steps a loop takes.
     """
     theta = tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_theta)
     x, dphi = model.example_spec(1), tf.TensorSpec([1, model.num_features], model.dtype)
@@ -146,8 +146,8 @@ def backbone_flops(model) -> Flops:
             phi = model._apply(theta, x)
         return phi, tape.gradient(phi, theta, dphi, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
-    forward = _profiled(model._apply, theta, x)
-    return Flops(forward, _profiled(there_and_back, theta, x, dphi) - forward)
+    forward = count_operations(model._apply, theta, x)
+    return Flops(forward, count_operations(there_and_back, theta, x, dphi) - forward)
 
 
 def head_flops(num_features: int, num_classes: int) -> Flops:
@@ -165,7 +165,7 @@ def visit_flops(work: Work, model, num_examples: float, num_classes: float) -> f
     Every pass goes through the backbone and the head. A step on the head alone counts the logits and the gradient of
     the head. What is computed only for a log or a comparison, such as the loss before PFLEGO's steps, is not counted.
     Nor is what a method computes beside its passes: Fed3R's products of features (on `mlp200` several times its pass),
-    FedCP's policy and kernels, GPFL's embeddings.
+    FedCP's policy and kernels, GPFL's embeddings; and what it does in later visits only, as FedALA with p > 1.
 
     Args:
         work: counted by `count_work`.
@@ -178,42 +178,3 @@ def visit_flops(work: Work, model, num_examples: float, num_classes: float) -> f
     backbone, head = backbone_flops(model), head_flops(model.num_features, num_classes)
     forward, backward = (work.passes[k] * (backbone[k] + head[k]) for k in (0, 1))
     return num_examples * (forward + backward + work.head_steps * 2 * head.forward)
-
-
-def _profiled(function, *specs) -> int:
-    """Counts the operations in the graph of a function. What its outputs do not need is removed before."""
-    profiler = getattr(tf.compat.v1, "profiler", None)
-    if profiler is None:
-        raise Unavailable(f"operations cannot be counted: TensorFlow {tf.__version__} has no tf.compat.v1.profiler")
-    traced = tf.function(function, autograph=False).get_concrete_function(*specs)
-    needed, left = set(), [output.op for output in traced.outputs]
-    while left:
-        op = left.pop()
-        if op.name not in needed:
-            needed.add(op.name)
-            left += [*(i.op for i in op.inputs), *op.control_inputs]
-    whole = traced.graph.as_graph_def()
-    with tf.Graph().as_default() as graph:
-        pruned = type(whole)(node=[n for n in whole.node if n.name in needed], library=whole.library)
-        tf.graph_util.import_graph_def(pruned, name="")
-        options = {**profiler.ProfileOptionBuilder.float_operation(), "output": "none"}
-        with _unwarned():
-            return int(profiler.profile(graph, cmd="op", options=options).total_float_ops)
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Drops the warning of TensorFlow's profiler that it calls a deprecated function: only TensorFlow can mend this.
-
-    Nothing is dropped with TFPFL_VERBOSE=1.
-    """
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return verbose() or "flops_registry" not in record.getMessage()
-
-    logger = tf.get_logger()
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)
