@@ -209,8 +209,8 @@ def test_arguments_that_a_partitioner_of_the_user_does_not_take(tmp_path):
         return Partition([np.arange(300)], [np.arange(100)])
 
     with pytest.raises(InvalidArgument, match="the partitioner halves is called with.*unexpected keyword.*'gama'"):
-        Federation.build(numbered(), halves, {"gama": 3}, out=tmp_path / "f")
-    assert Federation.build(numbered(), halves, {"gamma": 3}, out=tmp_path / "g").num_clients == 1
+        Federation.build(numbered(), halves, gama=3, out=tmp_path / "f")
+    assert Federation.build(numbered(), halves, gamma=3, out=tmp_path / "g").num_clients == 1
 
 
 def test_validation_keeps_groups_together(tmp_path):

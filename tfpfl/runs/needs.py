@@ -73,7 +73,7 @@ def warn_of_mixed_labels(config: RunConfig, federation: Federation, population: 
     """Warns if clients share one head whose outputs stand for other classes with each of them."""
     if config.labels != "local" or config.method.head != "shared":
         return
-    own = federation.population(labels="local", client_ids=population.client_ids)
+    own = federation.population(labels="local", client_ids=population.client_ids.tolist())
     if not own.same_classes or own.num_classes.min() < own.num_classes.max():
         warn_user(
             f"{config.title} has one head for clients with different classes, and with --labels local each of its "
