@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from helpers.toys import backbone
 from tfpfl.algorithms import build_algorithm
@@ -190,6 +191,17 @@ def test_operations_that_the_profiler_does_not_count():
 
     whole, halves = (flops_of((8, 8, 4), keras.layers.Conv2D(6, 3, groups=n), keras.layers.Flatten()) for n in (1, 2))
     assert halves.forward - 36 * 6 == (whole.forward - 36 * 6) / 2 == 2 * places * 6 * 9 * 2
+
+
+def test_operations_of_a_layer_that_checks_something():
+    """What is checked is an operation without an output, on which others depend."""
+
+    def checked(x):
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(x < 9), [x])]):
+            return tf.identity(x)
+
+    plain = flops_of((4,), keras.layers.Dense(3))
+    assert flops_of((4,), keras.layers.Dense(3), keras.layers.Lambda(checked)).backward == plain.backward
 
 
 def test_operations_of_attention():

@@ -211,7 +211,7 @@ def convert(functions: dict, configure=None) -> bytes:
         except ConverterError as error:
             raise UnsupportedLayerError(_not_builtin(str(error))) from None
         except RuntimeError as error:
-            if "quanti" not in str(error):
+            if converter.representative_dataset is None:  # of full int8
                 raise
             raise QuantizationError(f"the converter of TensorFlow Lite cannot quantize this model: {error}") from None
     check_builtin(content)

@@ -209,13 +209,16 @@ def _normal(values) -> np.ndarray:
     return np.array([_NORMAL.inv_cdf(min(max(v, 1e-12), 1 - 1e-12)) for v in values])
 
 
+def _whole(number) -> int:
+    """A whole number, but not True or False, which are no rounds or clients."""
+    return index("" if isinstance(number, bool) else number)
+
+
 def _changes(name: str, given) -> tuple:
     """Converts {round: ids}, or pairs (round, ids), to ((round, (id, ...)), ...), sorted by round."""
     try:
-        pairs = [(t, tuple(some)) for t, some in (given.items() if isinstance(given, dict) else given)]
-        if any(isinstance(number, bool) for t, some in pairs for number in (t, *some)):
-            raise TypeError("True and False are no numbers of rounds or clients")
-        found = tuple(sorted((index(t), tuple(sorted(map(index, some)))) for t, some in pairs))
+        pairs = given.items() if isinstance(given, dict) else given
+        found = tuple(sorted((_whole(t), tuple(sorted(map(_whole, some)))) for t, some in pairs))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"{name} must be {{round: client ids}}, found {given!r}") from error
     for t, some in found:

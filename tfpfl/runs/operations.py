@@ -35,7 +35,8 @@ def count_operations(function: Callable, *specs: tf.TensorSpec) -> int:
     branches the longer one counts.
 
     Raises:
-        Unavailable: this TensorFlow has no such profiler, or how long a loop is cannot be found out.
+        Unavailable: this TensorFlow has no such profiler, or how long a loop is, or how large what it computes, cannot
+            be found out.
     """
     if getattr(tf.compat.v1, "profiler", None) is None:
         raise Unavailable(f"operations cannot be counted: TensorFlow {tf.__version__} has no tf.compat.v1.profiler")
@@ -66,7 +67,7 @@ class _Counter:
             if op.name not in needed:
                 continue
             used = needed[op.name]
-            if op.type in COUNTED and (own := COUNTED[op.type](op)) is not None:
+            if op.type in COUNTED and (own := self._own(op)) is not None:
                 found += own
             elif op.type in CALLS:
                 found += self._called(op, "f", used, place)
@@ -78,6 +79,14 @@ class _Counter:
             else:
                 found += profiled.get(op.name, 0)
         return found
+
+    def _own(self, op: Any) -> int | None:
+        try:
+            return COUNTED[op.type](op)
+        except TypeError as error:  # None is no number
+            raise Unavailable(
+                f"operations cannot be counted: {op.name} ({op.type}) has an open number of places"
+            ) from error
 
     def _called(self, op: Any, attribute: str, used: Iterable[int], place: Place | None) -> int:
         # There is no public name for it.
@@ -130,13 +139,14 @@ class _Counter:
 def _needed(outputs: Iterable) -> dict[str, set[int]]:
     """{name of an operation: the places of its outputs} that these tensors need."""
     needed: dict[str, set[int]] = {}
-    left = list(outputs)
+    seen: set[str] = set()
+    left = [(t.op, t.value_index) for t in outputs]
     while left:
-        t = left.pop()
-        if t.op.name not in needed:
-            needed[t.op.name] = set()
-            left += [*t.op.inputs, *(output for op in t.op.control_inputs for output in op.outputs)]
-        needed[t.op.name].add(t.value_index)
+        op, place = left.pop()
+        needed.setdefault(op.name, set()).update(() if place is None else (place,))
+        if op.name not in seen:
+            seen.add(op.name)
+            left += [*((t.op, t.value_index) for t in op.inputs), *((other, None) for other in op.control_inputs)]
     return needed
 
 
