@@ -188,8 +188,8 @@ def _einsum(op, inputs):
         sizes = [product([size[c] for c in group]) for group in order if group is not shared or shared]
         return tf.reshape(x, sizes)
 
-    first, second = matrix(inputs[0], left, [shared, own[0], summed]), matrix(inputs[1], right, [shared, summed, own[1]])
-    y = tf.matmul(first, second)
+    second = matrix(inputs[1], right, [shared, summed, own[1]])
+    y = tf.matmul(matrix(inputs[0], left, [shared, own[0], summed]), second)
     if tf.get_static_value(inputs[1]) is None and not _is_added_to(op.outputs[0], 4):
         y += 0.0 * tf.stop_gradient(second[..., :1, :])  # see `_keep_activation`
     names = [*shared, *own[0], *own[1]]
