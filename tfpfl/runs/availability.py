@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -211,7 +212,8 @@ def _normal(values) -> np.ndarray:
 
 def _whole(number) -> int:
     """A whole number, but not True or False, which are no rounds or clients."""
-    return index("" if isinstance(number, bool) else number)
+    given: Any = "" if isinstance(number, bool) else number
+    return index(given)
 
 
 def _changes(name: str, given) -> tuple:
