@@ -89,7 +89,7 @@ class LiveRounds(Clients):
             book.close()
             raise InvalidArgument(
                 f"{path} has secure rounds, which a run keeps: without them the devices would send what they may have "
-                "hidden before. Give --secure, or make a new folder: tfpfl run --create-only"
+                "hidden before; give --secure, or make a new folder: tfpfl run --create-only"
             )
         return book
 
