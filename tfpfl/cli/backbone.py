@@ -12,9 +12,9 @@ from tfpfl.cli.layout import OneOf
 @click.argument("name", type=OneOf(["speech_embedding"]), metavar="NAME")
 @click.argument("out", type=click.Path(path_type=Path))
 def backbone(name: str, out: Path) -> None:
-    """Write a backbone that others have trained.
+    """Write the backbone NAME, which others have trained.
 
-    It is written to the file OUT, which ends with .keras, for --network OUT.
+    It is written to the file OUT, which ends with .keras, for --network OUT. There is one so far:
 
     speech_embedding: Google's, of one second of speech (float32 [16000], mono, 16 kHz, amplitudes in [-1, 1]; in Python
     `tfpfl.load_source("fsdd", features="word")` has such examples) to 288 numbers. Its weights are in
