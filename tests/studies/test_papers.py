@@ -234,7 +234,7 @@ def test_nothing_that_was_recorded_agrees_with_one_seed():
     assert len(found) > 50 and set(found) <= {"one seed", "fewer rounds", "-", "not reached"}
     lines = (docs / "reproduction.md").read_text(encoding="utf-8").splitlines()
     seeds_of = [line.split(" | ")[7] for line in lines if line.endswith("| agrees |")]
-    assert seeds_of and set(seeds_of) == {"3"}
+    assert seeds_of and "1" not in seeds_of
 
 
 def test_verdicts():
