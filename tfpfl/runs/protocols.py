@@ -232,9 +232,8 @@ def find(found: list[Result], wanted: Protocol | None = None, **fields: Any) -> 
         fields: fields of `Result` with the values that they must have.
     """
     if wanted is not None:
-        fields = (
-            wanted.check()._asdict() | {"model": predicts(found) if wanted.model == PREDICTS else wanted.model} | fields
-        )
+        model = predicts(found) if wanted.check().model == PREDICTS else wanted.model
+        fields = wanted._asdict() | {"model": model} | fields
     return next((r for r in found if all(getattr(r, k) == v for k, v in fields.items())), None)
 
 

@@ -66,7 +66,7 @@ def told_splits(records: Sequence[Record]) -> str:
     )
 
 
-_NO_CONDITIONS = ("metrics", "monitor", "labels")  # they change no number; `told_classes` tells of the labels
+_NO_CONDITIONS = ("metrics", "monitor", "labels")  # what is measured beside; and `told_classes` tells of the labels
 
 
 def told_conditions(records: Sequence[Record], titles: Sequence[str] = ()) -> str:

@@ -74,12 +74,17 @@ def _keep_activation(op, inputs):
     where something that is not constant is added to the product, as the bias of a layer is.
     """
     matrix = inputs[1]
-    if tf.get_static_value(matrix) is not None or _is_added_to(op.outputs[0], 4):
+    if not _may_lose(op, matrix):
         return None
     transposed = op.get_attr("transpose_b")
     kept = tf.matmul(*inputs, transpose_a=op.get_attr("transpose_a"), transpose_b=transposed)
     row = tf.stop_gradient(matrix[:, 0] if transposed else matrix[0])
     return [kept + 0.0 * row]
+
+
+def _may_lose(op, matrix) -> bool:
+    """Whether the converter may lose an activation behind this product with a matrix, see `_keep_activation`."""
+    return tf.get_static_value(matrix) is None and not _is_added_to(op.outputs[0], 4)
 
 
 def _is_added_to(product, depth) -> bool:
@@ -190,7 +195,7 @@ def _einsum(op, inputs):
 
     second = matrix(inputs[1], right, [shared, summed, own[1]])
     y = tf.matmul(matrix(inputs[0], left, [shared, own[0], summed]), second)
-    if tf.get_static_value(inputs[1]) is None and not _is_added_to(op.outputs[0], 4):
+    if _may_lose(op, inputs[1]):
         y += 0.0 * tf.stop_gradient(second[..., :1, :])  # see `_keep_activation`
     names = [*shared, *own[0], *own[1]]
     y = tf.reshape(y, [size[c] for c in names])
