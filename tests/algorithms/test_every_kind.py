@@ -1,6 +1,6 @@
 """`tfpfl.studies.battery` for every method with every kind of heads that it can have.
 
-All cases are slow; those marked `table` are left out by .ci/run, since they take longest.
+All cases are slow; of those marked `table`, .ci/run runs few for one commit, since they take longest.
 """
 
 import pytest

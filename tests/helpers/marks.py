@@ -4,10 +4,10 @@ import pytest
 
 
 def slow_but(values, *fast, ci=()) -> list:
-    """Parameters for a test, of which `make test` runs those in `fast`, and .ci/run also those in `ci`.
+    """Parameters for a test, of which `make test` runs those in `fast`.
 
-    The others are marked `slow` and `table`: `make test-all` and `make test-newest` run them. A tuple has the values
-    of several arguments.
+    The others are marked `slow` and, except those in `ci`, also `table`, of which .ci/run runs fewer for one commit.
+    `make test-all` and `make test-newest` run all. A tuple has the values of several arguments.
     """
 
     def marked(value):
