@@ -23,13 +23,14 @@ from helpers.toys import (
     visits_by_id,
 )
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedper
-from tfpfl.algorithms.transforms import median, normalized, own_part, screened
+from tfpfl.algorithms.transforms import median, normalized, own_part, screened, with_objective
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel, passes, tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Head
 from tfpfl.studies import battery
 from tfpfl.studies.new_clients import fine_tuning
@@ -420,3 +421,17 @@ def test_normalized_does_nothing_without_batch_statistics():
     algorithm = fedavg(toy.model, toy.population)
     assert normalized(algorithm) is algorithm
     assert ALGORITHMS["fedbn"].batch_norm == "local"
+
+
+def test_fair_weighs_with_the_loss_before_the_local_steps_where_statistics_are_local():
+    """Of the shared weights, normalized as the client predicts; not of the fine-tuned ones."""
+    data = normed("local")
+    plain, tuned = (build_algorithm(n, data.model, data.population, steps=3, eta=0.2) for n in ("fedavg", "fedavg_ft"))
+    server, states = run(plain, data)
+    found = []
+    for algorithm in (plain, tuned):
+        fair = with_objective(algorithm, "fair:1")
+        found.append(float(fair.client_update(plain.message(server), states[2], data.visit(2)).weight))
+    w = plain.personal_model(plain.message(server), states[2], data.visit(2))
+    expected = float(client_loss(data.model)(w, data.visit(2).x, data.visit(2).y))
+    assert found == pytest.approx([EXAMPLES[2] * expected] * 2, rel=1e-12)

@@ -182,6 +182,21 @@ def test_updates_are_averaged_with_the_losses_before_the_visit(data, name):
     assert distance(after.own, plain.step(server, mean, 1.0)) < 1e-12
 
 
+@pytest.mark.parametrize("name", slow_but([k for k, sends in TAKE_IT.items() if sends == "update"], "fedavg"))
+@pytest.mark.parametrize("t", [0.0, 1e6])
+def test_the_clients_own_model_is_that_of_its_whole_work(data, name, t):
+    """With cvar, a client below t sends 0 times its update, one above it 1 / p times: neither is where it arrived."""
+    plain = build_algorithm(name, data.model, data.population, **quick(name))
+    weighed = screened(with_objective(plain, "cvar:0.3"))
+    server, state, visit = plain.init_server(), initial_states(plain, data.population)[0], data.visit(0)
+    message = weighed.message(WithTail(server, tf.constant(t, tf.float64), tf.constant(True)))
+    found = weighed.local_model(message, weighed.client_update(message, state, visit))
+    message = plain.message(server)
+    output = plain.client_update(message, state, visit)
+    assert distance(found, plain.local_model(message, output)) < 1e-12
+    assert float(tf.linalg.global_norm(tf.nest.flatten(output.update))) > 1e-3
+
+
 def test_masks_of_dropout_are_not_in_the_loss_that_weighs():
     """l_i is the loss of the model, as an evaluation finds it; with a mask it would be another one in each round."""
     layers = keras.layers.Dense(8, "tanh", dtype="float64"), keras.layers.Dropout(0.5, dtype="float64")

@@ -212,3 +212,18 @@ def test_the_contract_is_kept(name, federation):
     for check in battery.CHECKS:
         if check not in battery.NEED_TFF and check is not battery.the_loss_falls:
             check(subject)
+
+
+@pytest.mark.parametrize("name", slow_but(["fedavg_ft", "fedprox_ft", "fedbabu", "fedavg", "fedper"], "fedavg_ft"))
+def test_fair_weighs_with_the_loss_of_the_model_before_the_local_steps(name):
+    """Not of the fine-tuned one, with which the clients of some of these methods predict."""
+    data, tunes = fed_sa(), name in ("fedavg_ft", "fedprox_ft", "fedbabu")
+    plain = build_algorithm(name, data.model, data.population, **FEDAVG)
+    server, states = middle(plain, data)
+    message, visit = plain.message(server), data.visit(2)
+    weight = with_objective(plain, "fair:1").client_update(message, states[2], visit).weight
+    untuned = build_algorithm(name, data.model, data.population, **FEDAVG, **({"steps_ft": 0} if tunes else {}))
+    head = untuned.personal_model(message, states[2], visit).head
+    theta = server.theta if hasattr(server, "theta") else server
+    expected = loss_by_hand(data, 2, theta[::2], states[2].own, head)
+    assert abs(float(weight) / EXAMPLES[2] - float(expected)) < 1e-12

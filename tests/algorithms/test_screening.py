@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.one_broken import BROKEN, build, only
-from helpers.quick import QUICK
-from helpers.toys import distance, identical, initial_states, on_disk, visits_by_id
-from tfpfl.algorithms import ALGORITHMS
+from helpers.quick import QUICK, quick
+from helpers.toys import distance, identical, initial_states, on_disk, toy, visits_by_id
+from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms.exchanges import before_work
 from tfpfl.algorithms.transforms import faults, with_objective
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median
@@ -157,6 +158,21 @@ def test_clipping_scales_the_update_to_the_norm(federation):
     scale = algorithm.population.num_clients / algorithm.population.clients_per_round
     rho = QUICK["rho"]
     assert float(tf.linalg.global_norm(moved)) == pytest.approx(rho * scale * alpha * clip, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", slow_but(["fedavg", "apfl", "lg_fedavg", "scaffold"], "fedavg"))
+def test_the_model_of_a_clipped_client_is_that_of_its_whole_work(name):
+    """Its score right after its work (EV-local) is that of the model that it holds then, not of what it sends."""
+    data = toy()
+    algorithm, visit = build_algorithm(name, data.model, data.population, **quick(name)), data.visit(0)
+    models, norms = [], []
+    for made in (algorithm, screened(algorithm, clip_norm=1e-3)):
+        message, state = before_work(made, made.init_server(), made.init_client(visit.info), visit)
+        output = made.client_update(message, state, visit)
+        models.append(made.local_model(message, output))
+        norms.append(float(tf.linalg.global_norm(tf.nest.flatten(output.update))))
+    assert distance(*models) < 1e-12
+    assert norms[1] < 1.001e-3 < 1e-2 < norms[0]
 
 
 SUMS = {  # method -> (what the server keeps, what a client keeps, of which it is the mean over all clients)

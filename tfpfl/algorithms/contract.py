@@ -33,6 +33,12 @@ class ClientOutput(NamedTuple):
     weight: Tensor  # float []: this client's weight in 'mean' and 'sum'
     state: Tree  # kept by the client for its next visit; same structure, shapes and dtypes as from `init_client`
     metrics: dict  # scalars for logs, at least 'loss': before the last local step, on the examples of this step
+    made: Tree | None = None  # the method's own update, if a transform made another one to send; see `as_made`
+
+
+def as_made(output: ClientOutput) -> ClientOutput:
+    """The output with the update that the client's work made, not with what a transform shortened or weighed."""
+    return output if output.made is None else output._replace(update=output.made, made=None)
 
 
 class Rows(NamedTuple):
@@ -113,6 +119,9 @@ class Algorithm(NamedTuple):
     fine-tuned, `adapt` starts from the model before fine-tuning. `adapt` is None if a client can become personal only
     by taking part; the method's file says why.
 
+    `begins` is the model with which a client's local steps on what it sends begin, where a part of that model is the
+    client's own, so that it is no `global_model`. None: it is the `global_model`, or else the `personal_model`.
+
     `shares` says which part of `personal_model` is the same for every client: the whole 'model', its 'backbone' or its
     'head'; None if no part is. The shared part depends on the message only, never on the client's state, data or id. If
     the backbone is shared, a `global_model` has the same backbone. With a shared backbone, engines evaluate many
@@ -162,6 +171,7 @@ class Algorithm(NamedTuple):
     aggregate: Any = "mean"
     matrices: Callable | None = None  # (server state) -> dict of [I, I], or None if the server keeps none
     global_model: Callable | None = None  # (message) -> Weights, the same for every client's message
+    begins: Callable | None = None  # (message, client state, ClientData) -> Weights before the local steps
     adapt: Adaptation | None = None
     shares: str | None = None  # 'model', 'backbone', 'head' or None: the common part of all personal models
     one_pass: OnePass | None = None  # the same work as `client_update`, for a whole cohort at once
@@ -180,6 +190,12 @@ class Algorithm(NamedTuple):
     def message_per_client(self) -> bool:
         """Whether `message` takes a client id, so that every client gets its own message."""
         return _num_required(self.message) == 2
+
+    def beginning(self, message: Tree, state: Tree, data: ClientData) -> Tree:
+        """The weights with which a client's local steps on what it sends begin, see `begins`."""
+        if self.begins is not None:
+            return self.begins(message, state, data)
+        return self.personal_model(message, state, data) if self.global_model is None else self.global_model(message)
 
     def step(self, server: Tree, aggregate: Tree, total_weight: Tensor) -> Tree:
         """Calls `server_update`, with the total weight if it takes that: the server's new state.

@@ -165,6 +165,11 @@ def _local(algorithm: Algorithm) -> Algorithm:
         with passes.evaluating(statistics):
             return _with(algorithm.personal_model(message, state.state, data), statistics)
 
+    def begins(message, state, data):
+        statistics = statistics_of(message, state, data)
+        with passes.evaluating(statistics):
+            return _with(algorithm.beginning(message, state.state, data), statistics)
+
     def predictor(message, state, data):
         with passes.evaluating(statistics_of(message, state, data)):
             return outputs(message, state.state, data)
@@ -190,6 +195,7 @@ def _local(algorithm: Algorithm) -> Algorithm:
         predictor=outputs and predictor,
         local_model=local_model,
         global_model=None,
+        begins=begins,
         adapt=adapt and _adaptation(adapt, start, epoch),
         shares="head" if algorithm.shares in ("model", "head") else None,
         one_pass=None,

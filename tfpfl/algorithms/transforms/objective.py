@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, check_one_exchange, kinds
+from tfpfl.algorithms.contract import Algorithm, ClientOutput, as_made, check_one_exchange, kinds
 from tfpfl.algorithms.parts.objectives import parsed_objective, weighing
 from tfpfl.algorithms.transforms.along import AlongWith
 from tfpfl.checks import InvalidArgument
@@ -114,20 +114,14 @@ class _Weighted:
             with weighing(weight_of):
                 output = self.algorithm.client_update(message, state, data)
             loss = output.metrics["loss"]
-            return output._replace(update=tree.scale(weight_of(loss), output.update)), loss
+            return _scaled(output, weight_of(loss)), loss
         now = passes.current()
         with passes.evaluating(None if now is None else now.statistics):  # a mask of Dropout would make l_i a noisy one
-            loss = self.loss(self.start(message, state, data), data.x, data.y)
+            loss = self.loss(self.algorithm.beginning(message, state, data), data.x, data.y)
         output, times = self.algorithm.client_update(message, state, data), weight_of(loss)
         if normed:
             return output._replace(weight=times * tree.as_dtype(output.weight, times.dtype)), loss
-        return output._replace(update=tree.scale(times, output.update)), loss
-
-    def start(self, message: Any, state: Any, data: Any) -> Any:
-        """The model with which the client starts."""
-        if self.algorithm.global_model is not None:
-            return self.algorithm.global_model(message)
-        return self.algorithm.personal_model(message, state, data)
+        return _scaled(output, times), loss
 
     def fair(self, q: float) -> Algorithm:
         """The algorithm with the objective 'fair:q'."""
@@ -175,7 +169,8 @@ class _Weighted:
             return function and (lambda message, *rest: function(message.own, *rest))
 
         def local_model(message: WithTail, output: Any) -> Any:
-            return algorithm.local_model(message.own, output._replace(update=reported.take_off(output.update)))
+            own = output._replace(update=reported.take_off(output.update))
+            return algorithm.local_model(message.own, as_made(own))
 
         matrices, adapt = algorithm.matrices, algorithm.adapt
         to_new: Any = adapt and adapt.message
@@ -187,6 +182,7 @@ class _Weighted:
             personal_model=of_own(algorithm.personal_model),
             predictor=of_own(algorithm.predictor),
             global_model=of_own(algorithm.global_model),
+            begins=of_own(algorithm.begins),
             local_model=local_model,
             matrices=None if matrices is None else lambda server: matrices(server.own),
             adapt=adapt
@@ -197,6 +193,11 @@ class _Weighted:
             aggregate=reported.put_on(algorithm.aggregate, "rows"),
             one_pass=None,
         )
+
+
+def _scaled(output: ClientOutput, times: Any) -> ClientOutput:
+    """The output with a multiple of the update; the client's own model is still that of its whole update."""
+    return output._replace(update=tree.scale(times, output.update), made=output.update)
 
 
 def quantile(values: Any, weights: Any, share: float) -> Any:

@@ -97,6 +97,7 @@ def own_part(
         predictor=predictor and (lambda message, state, data: predictor(whole(message, state.own), state.state, data)),
         local_model=local_model,
         global_model=None,
+        begins=lambda message, state, data: algorithm.beginning(whole(message, state.own), state.state, data),
         adapt=adapt
         and adapt._replace(
             start=lambda message, state, data: adapt.start(whole(message, state.own), state.state, data)

@@ -112,6 +112,7 @@ def scheduled(
         predictor=of_message(algorithm.predictor),
         local_model=of_message(algorithm.local_model),
         global_model=of_message(algorithm.global_model),
+        begins=of_message(algorithm.begins),
         matrices=None if matrices is None else lambda server: matrices(server.own),
         adapt=adapt
         and adapt._replace(

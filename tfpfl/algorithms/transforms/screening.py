@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, Between, ClientData, ClientOutput, Rows, kinds
+from tfpfl.algorithms.contract import Algorithm, Between, ClientData, ClientOutput, Rows, as_made, kinds
 from tfpfl.algorithms.exchanges import first_of, of_both, second_of
 from tfpfl.algorithms.transforms.along import AlongWith, of_method
 from tfpfl.algorithms.transforms.normalization import check_not_shared
@@ -44,7 +44,8 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
         max_norm: updates with a larger L2 norm, over all their numbers, are rejected; None: no limit. What a transform
             sends beside an update, such as the loss for an objective or the weight for a median, is not measured.
         clip_norm: updates with a larger L2 norm are scaled down to this norm; None: never. Applied after `max_norm`. If
-            the algorithm has a `balance`, such a client keeps the state that goes with the shorter update.
+            the algorithm has a `balance`, such a client keeps the state that goes with the shorter update. Its model
+            right after its work (`local_model`) is that of the whole update.
 
     Returns:
         The algorithm. Its clients have two more metrics: 'rejected', the number of the reason in `REASONS`, and
@@ -116,16 +117,20 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
             for name, value in output.metrics.items()
         }
         metrics |= {"rejected": reason, "update_norm": tf.where(finite, norm, tf.zeros_like(norm))}
+        made = None if output.made is None else tree.where(accepted, output.made, tree.zeros_like(output.made))
         return ClientOutput(
             update=flag.put_on(update, accepted) if flag else update,
             weight=tf.where(accepted, output.weight, tf.zeros_like(output.weight)),
             state=tree.where(accepted, output.state, state),
             metrics=metrics,
+            made=made,
         )
 
     screening = algorithm._replace(client_update=client_update, one_pass=None)
     if flag is None:
-        return screening
+        if clip_norm is None:
+            return screening
+        return screening._replace(local_model=lambda message, output: algorithm.local_model(message, as_made(output)))
     return screening._replace(
         aggregate=flag.put_on(algorithm.aggregate, "rows"),
         server_update=lambda server, aggregated, weight: algorithm.step(
@@ -140,7 +145,7 @@ def _clipped(algorithm: Algorithm, state, output: ClientOutput, norm, clip_norm:
     limit = tf.constant(clip_norm, norm.dtype)  # tf.cast would round it to float32 first
     factor = limit / tf.maximum(norm, limit)
     update = tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x if x.dtype.is_floating else x, output.update)
-    sent = output._replace(update=update)
+    sent = output._replace(update=update, made=output.update)
     if algorithm.balance is None:
         return sent
     return sent._replace(state=tree.where(norm > limit, algorithm.balance(state, sent), output.state))
