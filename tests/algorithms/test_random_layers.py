@@ -9,6 +9,7 @@ from keras import layers
 from helpers.marks import slow_but
 from helpers.toys import Toy, clients, distance, identical, initial_states, run, visits_by_id
 from tfpfl.algorithms import build_algorithm
+from tfpfl.algorithms.parts.local_training import whole_gradient
 from tfpfl.algorithms.transforms import own_part
 from tfpfl.data.population import Population, Sampling
 from tfpfl.data.randomness import Fold
@@ -16,9 +17,10 @@ from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.packed import one_pass_of
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.process import federate
-from tfpfl.models import SplitModel, tree
+from tfpfl.models import SplitModel, passes, tree
+from tfpfl.models.losses import client_loss
 from tfpfl.models.passes import fold
-from tfpfl.models.weights import Head
+from tfpfl.models.weights import Head, Weights
 from tfpfl.studies import battery
 
 EXAMPLES, CLASSES, RATE = (6, 9, 4, 7, 5), (2, 3, 2, 4, 3), 0.4
@@ -92,6 +94,21 @@ def test_every_local_step_has_a_mask_of_its_own():
         w = tree.add_scaled(w, -0.3, tape.gradient(loss, w))
     assert distance(server, w) < 1e-9
     assert not np.array_equal(masks[0], masks[1])
+
+
+def test_chunks_of_a_whole_gradient_have_masks_of_their_own():
+    """Seven examples, three at a time: the first three have the masks of a pass of all, the next others."""
+    data = random()
+    model, visit, (x, y) = data.model, data.visit(3), data.data[3]
+    w, key = Weights(model.theta(), model.head(visit.info)), fold(visit.key, Fold.MASKS)
+    with passes.drawing(visit.key):
+        value, found = whole_gradient(client_loss(model), w, visit, chunk=3)
+    masks = [kept_units(key if start == 0 else fold(key, start), min(3, 7 - start)) for start in (0, 3, 6)]
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        loss = loss_with(tf.concat(masks, 0), w.theta, w.head, x, y)
+    assert abs(float(value - loss)) < 1e-12 and distance(found, tape.gradient(loss, w)) < 1e-12
+    assert distance(masks[0], masks[1]) == 1
 
 
 def test_masks_differ_between_visits_and_loops():

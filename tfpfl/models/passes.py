@@ -8,7 +8,7 @@ statistics.
     client's visit          drawing(key)            set by the engines, and by `one_pass_update`
       its statistics        keeping(statistics)     set by `algorithms.transforms.normalization`
         a local step        Loop(key).step(n)       set by `batch_loop`; every step has a key of its own
-          examples a..b     part(a)                 set by `SplitModel` where it computes features in chunks
+          examples a..b     part(a)                 set by `SplitModel` and `whole_gradient`, which go by chunks
 """
 
 from collections.abc import Callable, Iterator
@@ -192,7 +192,8 @@ def part(now: Pass | None, start: Any) -> Iterator[None]:
     if now.batch:
         raise InvalidArgument(
             "with batch_norm='local' or 'shared', the statistics of all examples of a step normalize, so their "
-            "features cannot be computed in parts. Leave recompute and chunk out, or use batch_norm='frozen'"
+            "features cannot be computed in parts. Leave recompute and chunk out if they were given, or use "
+            "batch_norm='frozen'"
         )
     key = now.key
     its_key = None if key is None else lambda: tf.where(tf.equal(start, 0), key(), fold(key(), start))

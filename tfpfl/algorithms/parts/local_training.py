@@ -59,13 +59,14 @@ def whole_gradient(objective, weights, data: ClientData, chunk=None, times=None)
         chunk: examples at a time; None: the objective's `block`, or 512 if it has none.
         times: as in `value_and_gradient`.
     """
-    num_examples, chunk = tree.num_rows(data.x), chunk or block_of(objective) or 512
+    num_examples, chunk, now = tree.num_rows(data.x), chunk or block_of(objective) or 512, passes.current()
 
     def one_chunk(start, value, gradient):
         x, y = tree.rows(data.x, start, start + chunk), data.y[start : start + chunk]
         part = tf.cast(tf.shape(y)[0], value.dtype) / tf.cast(num_examples, value.dtype)
         of_all = part if times is None else part * tree.as_dtype(times, part.dtype)
-        its_value, its_gradient = value_and_gradient(lambda w: objective(w, x, y), weights, of_all)
+        with passes.part(now, start):  # else examples at the same place of two chunks would have the same masks
+            its_value, its_gradient = value_and_gradient(lambda w: objective(w, x, y), weights, of_all)
         return start + chunk, value + part * its_value, tree.add(gradient, its_gradient)
 
     start = (0, _no_value(weights, data), tree.zeros_like(weights))
