@@ -116,16 +116,20 @@ def test_first_order_is_the_gradient_at_the_adapted_model(data):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_batch_that_cannot_be_halved_is_left_out(variant):
-    """Of seven examples by six the last one; and a client with one example does nothing."""
-    data = toy((7, 6, 1), (1, 1, 1))
+    """Of seven examples by six the last one; a client with a single example has it in both halves."""
+    data = toy((7, 6, 1), (2, 2, 2))
     assert [len(rows) for pair in halves(data, 0, 3, 1) for rows in pair] == [3, 3]
     work = {"variant": variant, "eta_inner": 0.1, "beta": 0.2, "batch_size": 3}
     one, two = (per_fedavg(data.model, data.population, epochs=1, **work), None)
-    w = shared(toy((7, 6, 1), (1, 1, 1)))
+    w = shared(toy((7, 6, 1), (2, 2, 2)))
     output = one.client_update(w, (), data.visit(0))
     two = per_fedavg(data.model, data.population, steps=1, **work).client_update(w, (), data.visit(0))
     assert identical(output.update, two.update)
-    assert identical(one.client_update(w, (), data.visit(2)).update, tree.zeros_like(w))
+    alone = one.client_update(w, (), data.visit(2))
+    both = per_fedavg(data.model, data.population, epochs=1, **{**work, "batch_size": None})
+    expected = both.client_update(w, (), data.visit(2))
+    assert identical((alone.update, alone.metrics), (expected.update, expected.metrics))
+    assert float(alone.metrics["loss"]) > 0
 
 
 def test_clients_count_the_same(data):

@@ -243,6 +243,9 @@ def test_what_cannot_be_asynchronous(make_run, run, whole, tmp_path):
     with make_run(tmp_path / "sampled", sampled, participation=1.0) as other:
         with pytest.raises(InvalidArgument, match="--weighting alpha"):
             AsyncRounds(other, Rules(buffer=2), 0.0)
+    with make_run(tmp_path / "drops", EXACT, participation=1.0, dropout=0.3) as other:
+        with pytest.raises(InvalidArgument, match="simulates clients that drop out"):
+            simulate(other, 2, lambda client, number: 1.0, 1)
     rounds = joined(whole)
     rounds.close()
     with pytest.raises(InvalidArgument, match="has begun with --async buffer=2"):

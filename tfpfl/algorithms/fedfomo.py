@@ -3,7 +3,8 @@ Alvarez: Personalized Federated Learning with First Order Model Optimization, IC
 
 Objective: l_i(theta_i) for each client. Its validation examples tell which models of others lower its loss.
 
-Messages: M models down (4 M d bytes), one model and M weights up (4d + 4M bytes). On the device: two whole models. The
+Messages: M models down (4 M d bytes), one model and M weights up (4d + 4M bytes). All M count as sent, also where fewer
+models exist: in round 1 none, and never more than there are other clients. On the device: two whole models. The
 server keeps a model and a row of P for every client, O(I d); `matrices` gives P. A new client starts from w^0, or from
 the mean of the first models that it receives (init='mean'). It adapts as in a visit: it mixes once, before its first
 epoch, and then trains.

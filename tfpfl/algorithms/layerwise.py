@@ -5,7 +5,9 @@ penalty on every layer and neuron for dissimilarity and distance between local a
 FedProx, and two kinds of personal models that take in the global one slowly. The formulas are a reconstruction.
 
 Objective: client i minimizes l_i(w) + R(w; w_t), where R is a sum over layers and their neurons. A neuron is the vector
-of the weights into one output unit and its bias: a column of a kernel, or a filter.
+of the weights into one output unit and its bias: a column of a kernel, or a filter. Units are found by a kernel's last
+axis, as Dense and Conv layers have it. The kernel of a depthwise or transposed convolution is grouped by that axis too,
+which is not the output there, and the two kernels of a recurrent layer are two layers.
 
 Messages: 4d bytes down, 4d up. On the device: the whole model p_i. At the first visit p_i is w_t, which is then trained
 (PM-A), or w_i (PM-B). A new client predicts with w_t and adapts it as PM-A does at its first visit. The local model is
@@ -14,8 +16,9 @@ p_i.
 Decisions: cos(a, b) = (<a, b> + e) / sqrt((|a|^2 + e)(|b|^2 + e)) with e = 1e-12; the e in the numerator makes R(w; w)
 exactly 0. A neuron that is 0 in the global model has no direction, so its 1 - cos counts as 0. A vector without a
 kernel before it (such as a scale of the input) is one neuron. A straggler does only a part of both trainings. The
-additive penalty with l_cos = 0 is FedProx with mu = l_2, and with l_2 = 0 too it is FedAvg. PM-A with l_cos = 0 and
-kappa = 1 is Ditto with init='first_broadcast'.
+additive penalty with l_cos = 0 is FedProx with mu = l_2, and with l_2 = 0 too it is FedAvg. For the same sequence of
+w_t, the p_i of PM-A with l_cos = 0 and kappa = 1 are those of Ditto with init='first_broadcast'; but Ditto's own w_t
+has no penalty.
 """
 
 from typing import Any, NamedTuple

@@ -6,9 +6,10 @@ Messages: 4d bytes down, 4d up. On the device: nothing. A new client gets w and 
 adaptation. alpha is the argument `eta_inner`; it is not alpha_i = N_i / N.
 
 A step uses 2 batch_size examples, as in PGFed's code: half of them for D and half for D', which gets one more if the
-number is odd. A batch of one example is skipped. Without batch_size, D and D' are both all examples of the client. The
-paper has a third batch D'', which may be D'; here it is. With `adapt_batch_size` a client adapts on random batches
-instead of all examples. eta_inner = 0 is FedAvg with rate beta on the batches D'.
+number is odd. A last batch of one example is skipped; a client with a single example has it in D and in D'. Without
+batch_size, D and D' are both all examples of the client. The paper has a third batch D'', which may be D'; here it is.
+With `adapt_batch_size` a client adapts on random batches instead of all examples. eta_inner = 0 is FedAvg with rate
+beta on the batches D'.
 """
 
 from typing import Any
@@ -108,8 +109,9 @@ def per_fedavg(
             if batch_size is None:
                 return meta_step(carry[0], (x, y), (x, y))
             half = tree.num_rows(x) // 2
-            halves = (tree.rows(x, None, half), y[:half]), (tree.rows(x, half, None), y[half:])
-            return tf.cond(half > 0, lambda: meta_step(carry[0], *halves), lambda: carry)
+            first = tf.maximum(half, tf.where(tf.equal(data.info.num_examples, 1), 1, 0))
+            halves = (tree.rows(x, None, first), y[:first]), (tree.rows(x, half, None), y[half:])
+            return tf.cond(first > 0, lambda: meta_step(carry[0], *halves), lambda: carry)
 
         w_i, loss = loop(step, (w, tf.zeros([], model.dtype)), data)
         return ClientOutput(tree.subtract(w_i, w), tf.ones([], model.dtype), state, {"loss": loss})

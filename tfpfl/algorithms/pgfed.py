@@ -11,7 +11,8 @@ for PGFedMo also aux_i, and the momentum with `keep_momentum`. The server keeps 
 client, O(I d); `matrices` gives A. A client that never took part predicts with w^0, as in the authors' code;
 init='newest' lets it predict with the newest w, which raises the mean over all clients in early rounds, and with it
 "rounds to 70 %". A new client, one outside the population, gets w and adapts it by SGD on l_i (the paper's
-fine-tuning). In round 1 there is no last cohort S, and the round is one of FedAvg; with mu = 0 every round is.
+fine-tuning). In round 1 there is no last cohort S, and the round is one of FedAvg; with mu = 0 every round is. Its
+bytes are counted as those of the other rounds.
 
 Decisions: A starts at 1 / r, where r is the expected number of clients in a round. The sums over j in S include j = i
 if i was in S. A changes before the model, with the old v (as in the authors' code; in the paper's algorithm after it),

@@ -39,10 +39,17 @@ def check_asynchronous(run) -> None:
     """Checks that the rounds of a run can be asynchronous.
 
     Raises:
-        InvalidArgument: see `check_exported`; or its rounds have cohorts, or weights relative to the others of one.
+        InvalidArgument: see `check_exported`; or its rounds have cohorts, or weights relative to the others of one; or
+            it simulates clients that drop out.
     """
     check_exported(run, "asynchronous rounds")
     population = run.population
+    if not run.availability.is_perfect:
+        raise InvalidArgument(
+            f"{run.folder} simulates clients that drop out, and weighs them by how often they arrive; in asynchronous "
+            "rounds a client comes when it comes, and is weighted by how often it did: make the run without --dropout "
+            "and --round-deadline"
+        )
     if population.clients_per_round != population.num_clients:
         raise InvalidArgument(
             f"{run.folder}: asynchronous rounds have no cohorts: whoever is there works, and is weighted by how often "

@@ -387,7 +387,8 @@ def check_kept(keep_momentum: bool, momentum: float) -> None:
     """
     if keep_momentum and not momentum:
         raise InvalidArgument(
-            f"keep_momentum needs a momentum above 0, found momentum={momentum}: there is nothing to keep"
+            f"keep_momentum keeps what the option momentum makes, and needs one above 0; found momentum={momentum}. A "
+            "client_opt such as 'momentum' begins anew in every visit"
         )
 
 
