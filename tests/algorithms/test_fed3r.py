@@ -1,5 +1,6 @@
 """Fed3R against a ridge regression on the examples of all, whoever comes when; its refinement; a head for PFLEGO."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +10,7 @@ from helpers.toys import distance, identical, toy
 from tfpfl.algorithms import build_algorithm, fed3r, pflego
 from tfpfl.algorithms.fed3r import MISSING, Sums, ridge, sums_of
 from tfpfl.data.population import Population
+from tfpfl.models import SplitModel, passes, tree
 from tfpfl.models.weights import Head, Weights
 
 PLAIN = {"normalize": False, "temperature": 1.0, "steps_ft": 0}
@@ -63,6 +65,19 @@ def test_a_second_visit_sends_zeros_and_who_never_came_is_not_counted(data):
     assert not any(np.any(leaf) for leaf in tf.nest.flatten(output.update))
 
 
+def test_masks_of_dropout_are_not_in_the_sums():
+    """They would be other sums in every visit, and by their diagonal too large however many examples there are."""
+    data, layers = toy(), keras.layers
+    stack = layers.Dense(6, "tanh", dtype="float64"), layers.Dropout(0.5, dtype="float64")
+    network = keras.Sequential([keras.Input((4,), dtype="float64"), *stack])
+    algorithm = fed3r(SplitModel(network), data.population, **PLAIN)
+    head, (x, y) = algorithm.message(algorithm.init_server()), data.data[1]
+    expected = sums_of(tf.constant(network(x).numpy()), tf.one_hot(y, 4, dtype="float64"))
+    for visit in (data.visit(1, t) for t in (1, 2)):
+        with passes.drawing(visit.key):
+            assert distance(algorithm.client_update(head, tf.constant(False), visit).update, expected) < 1e-12
+
+
 def test_a_class_that_nobody_has_keeps_zeros():
     data = toy(classes=(2, 3, 2, 3, 3))
     people = Population(data.population.num_examples, data.population.num_classes, num_labels=4)
@@ -73,16 +88,24 @@ def test_a_class_that_nobody_has_keeps_zeros():
 
 
 @pytest.mark.parametrize("part", ["head", "full", "body"])
-def test_the_refinement_is_gradient_descent_from_the_common_head(data, part):
+def test_the_refinement_is_gradient_descent_on_the_head_before_it_is_divided(data, part):
+    """As the authors' code: the logits are divided by the temperature, and the steps are on what gives them."""
     algorithm = fed3r(data.model, data.population, eta_ft=0.1, steps_ft=4, part=part, momentum=0.5)
     (*_, server), states = play(algorithm, data)
-    w, loss = Weights(data.model.theta(), server.head), loss_of(data, 2)
+    loss = loss_of(data, 2)
+
+    def divided(u):
+        return u._replace(head=tree.scale(10.0, u.head))  # the default temperature is 0.1
+
+    u = Weights(data.model.theta(), tree.scale(0.1, server.head))
     if part == "full":
-        expected = by_hand(loss, w, 0.1, 4, 0.5)
+        u = by_hand(lambda v: loss(divided(v)), u, 0.1, 4, 0.5)
     elif part == "head":
-        expected = w._replace(head=by_hand(lambda h: loss(w._replace(head=h)), w.head, 0.1, 4, 0.5))
+        u = u._replace(head=by_hand(lambda h: loss(divided(u._replace(head=h))), u.head, 0.1, 4, 0.5))
     else:
-        expected = w._replace(theta=by_hand(lambda t: loss(w._replace(theta=t)), w.theta, 0.1, 4, 0.5))
+        u = u._replace(theta=by_hand(lambda t: loss(divided(u._replace(theta=t))), u.theta, 0.1, 4, 0.5))
+    expected = divided(u)
+    assert distance(expected, divided(Weights(data.model.theta(), tree.scale(0.1, server.head)))) > 1e-2
     found = algorithm.personal_model(algorithm.message(server), states[2], data.visit(2))
     assert distance(found, expected) < 1e-9
 

@@ -9,13 +9,14 @@ A client that was counted is not counted again. What is refined per client start
 Decisions. As in the authors' code, phi ends with a 1, so that the last row of W is a bias; lambda is also on the
 bias; the length of a column is that of its weights without the bias, by which the bias is divided, too. A column of
 length 0 stays 0 (the code divides it by 1e-6). bias=False: no 1. Refinement: `steps` steps of gradient descent on
-the client's mean loss, from the newest W divided by a temperature, on the head only or on all weights
-(part='full'). With `local_labels` it starts with a bias of -10,000 for the classes that the client does not have.
+the client's mean loss of the logits divided by a temperature, as in the authors' code, from the newest W, on the head
+only or on all weights (part='full'). With `local_labels` it starts with logits of -10,000, after the division, for the
+classes that the client does not have. The models here have the divided head.
 """
 
 import numpy as np
 
-from independent.network import Round, combine, cross_entropy, descend, features, head_gradient, logits, one_hot, step
+from independent.network import Round, combine, cross_entropy, features, gradient, head_gradient, logits, one_hot, step
 
 LOW = -1e4
 
@@ -29,14 +30,18 @@ def solved(a, b, lam, bias=True, normalize=True):
     return v / length, c / length
 
 
-def refined(theta, head, x, y, eta, steps, part="head"):
-    """The model after `steps` steps on the head, or on all weights."""
-    if part == "full":
-        return descend((theta, head), x, y, eta, steps)
-    phi = features(theta, x)
+def refined(theta, divided, x, y, eta, steps, part="head", temperature=1.0):
+    """The model after `steps` steps on the head, or on all weights; its head is divided by the temperature."""
+    head, phi = combine((temperature, divided)), features(theta, x)
     for _ in range(steps):
-        head = step(head, eta, head_gradient(head, phi, cross_entropy(logits(head, phi), y)[1])[0])
-    return theta, head
+        divided = combine((1 / temperature, head))
+        if part == "full":
+            d_theta, d_divided = gradient((theta, divided), x, y)[1]
+            theta = step(theta, eta, d_theta)
+        else:
+            d_divided = head_gradient(divided, phi, cross_entropy(logits(divided, phi), y)[1])[0]
+        head = step(head, eta / temperature, d_divided)
+    return theta, combine((1 / temperature, head))
 
 
 def only_own(head, y):
@@ -73,6 +78,8 @@ def fed3r(
         head = combine((1 / temperature, solved(a, b, lam, bias, normalize)))
         models = {}
         for i, (x, y) in enumerate(clients):
-            models[i] = refined(theta, only_own(head, y) if local_labels else head, x, y, eta, steps, part)
+            models[i] = refined(
+                theta, only_own(head, y) if local_labels else head, x, y, eta, steps, part, temperature
+            )
         rounds.append(Round((a, b, head), models))
     return rounds

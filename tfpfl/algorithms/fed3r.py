@@ -8,7 +8,7 @@ Messages: 4h bytes down (the backbone is known to all), 4 (h + m^2) bytes up wit
 first visit's sums count. On the device: whether it has been counted, one bit. A new client gets the head and refines
 it, as all clients do; nothing of it is counted. The local model after a round is the model that came.
 
-The sums do not depend on who comes when, or how often: when all clients have come, the head is that of a ridge
+The sums do not depend on who comes when, or how often, and are those of features without Dropout's masks: when all clients have come, the head is that of a ridge
 regression on the data of all, up to the rounding of what they send. Clients that never come are missing in it.
 The server needs only the sum over a cohort, as secure aggregation gives it; an update that is clipped is no sum any
 more.
@@ -16,7 +16,8 @@ more.
 Paper and code: the authors' code (Erosinho13/Fed3R, fed3r.py) also penalizes the bias, by lambda, and scales every
 class's weights to norm 1, so that frequent classes do not have the longer ones; the bias is divided by the same norm
 (`normalize`). The softmax of fine-tuning has a temperature of 0.1. Here the head is divided by it, which changes no
-prediction of a class. The paper's random features (Fed3R-RF) are a backbone's matter, and left out. Its fine-tuning
+prediction of a class, and the steps of the refinement are those on the head before it is divided: with 0.1, a hundred
+times as long as plain steps. The paper's random features (Fed3R-RF) are a backbone's matter, and left out. Its fine-tuning
 (Fed3R+FT) trains the shared model on: take this head as the first one of another method,
 `model.with_initial_head(head)`. The refinement by each client is that of the authors' later paper (Resource-Efficient
 Personalization in Federated Learning with Closed-Form Classifiers, IEEE Access 2025), and so are `local_labels`, its
@@ -30,8 +31,10 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.finetune import finetuned
 from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument, check_rates
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.losses import logits
 from tfpfl.models.weights import Head, Weights
 
@@ -114,6 +117,7 @@ def fed3r(
                     W_c, w_c <- W_c / |W_c|, w_c / |W_c|  for every class c        with normalize; 0 where W_c = 0
                     W, w <- W / temperature, w / temperature
         to predict: v <- (theta^0, W, w);  v <- v - eta_ft grad l_i(v), for E_ft epochs or steps;  predict with v
+                    with eta_ft / temperature^2 in place of eta_ft for the head
 
     theta^0 is the backbone as it came, phi its M features, y the one-hot label of C classes, W [M, C] the kernel of the
     head and w [C] its bias, the last row of the solution; l_i is client i's mean cross-entropy on its N_i training
@@ -124,10 +128,11 @@ def fed3r(
         model, population: the `SplitModel`, and the `Population` that it is trained on.
         lam: lambda, > 0; it acts on the bias, too.
         normalize: whether every class's weights get the norm 1.
-        temperature: what the head is divided by, > 0; it counts for the loss and the refinement, not for who is right.
+        temperature: what the head is divided by, > 0; it counts for the loss and the refinement, not for who is right
+            before it.
         local_labels: whether a client's classes are those of its training examples only: the bias of the others is
             -10,000 before the refinement.
-        eta_ft: learning rate of the refinement by a client, >= 0.
+        eta_ft: learning rate of the refinement by a client, >= 0; the head's before it is divided.
         steps_ft, epochs_ft: E_ft, the refinement's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
             50 steps.
         batch_size, momentum: of the refinement, as in `fedavg`.
@@ -147,7 +152,7 @@ def fed3r(
         Fani, Camoriano, Caputo, Ciccone, ICML 2024, and their code; the refinement is that of their paper in IEEE
         Access, 2025.
     """
-    check_rates(lam=lam, temperature=temperature)
+    check_rates(lam=lam, temperature=temperature, eta_ft=eta_ft, momentum=momentum)
     for name, value in (("lam", lam), ("temperature", temperature)):
         if value == 0:
             raise InvalidArgument(f"{name} must be greater than 0, found 0")
@@ -161,7 +166,8 @@ def fed3r(
         return Weights(model.theta(), head)
 
     def client_update(head, counted, data):
-        phi = model.features_in_chunks(model.theta(), data.x, FEATURES_CHUNK)
+        with passes.evaluating():  # no step is taken, and Dropout's masks would be in the sums for ever
+            phi = model.features_in_chunks(model.theta(), data.x, FEATURES_CHUNK)
         loss = model.kind.loss(logits(head, phi), data.y)
         sums = sums_of(phi, tf.one_hot(data.y, num_labels, dtype=model.dtype))
         update = tree.where(counted, tree.zeros_like(sums), sums)
@@ -193,8 +199,25 @@ def fed3r(
         aggregate="sum",
         shares="backbone" if local_labels else "model",
     )
-    work: dict[str, Any] = {"eta_ft": eta_ft, "steps_ft": steps_ft, "epochs_ft": epochs_ft}
-    return finetuned(base, part=part, batch_size=batch_size, momentum=momentum, global_model=shared, **work)
+    work: dict[str, Any] = {"steps_ft": steps_ft, "epochs_ft": epochs_ft, "batch_size": batch_size}
+    steps = before_division(as_optimizer("sgd", eta_ft, momentum=momentum), temperature)
+    return finetuned(base, part=part, client_opt=steps, global_model=shared, **work)
+
+
+def before_division(optimizer: Optimizer, temperature: float) -> Optimizer:
+    """The optimizer whose steps on a head W / temperature are those that it would take on W.
+
+    With W = temperature V, the gradient of W is that of V / temperature, and V moves by what W moves / temperature.
+    """
+
+    def step(slots, values, gradient):
+        if isinstance(values, Weights):
+            gradient = gradient._replace(head=tree.scale(1 / temperature**2, gradient.head))
+        elif isinstance(values, Head):
+            gradient = tree.scale(1 / temperature**2, gradient)
+        return optimizer.step(slots, values, gradient)
+
+    return Optimizer(optimizer.init, step)
 
 
 FED3R = Method(
