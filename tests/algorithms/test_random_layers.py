@@ -9,6 +9,7 @@ from keras import layers
 from helpers.marks import slow_but
 from helpers.toys import Toy, clients, distance, identical, initial_states, run, visits_by_id
 from tfpfl.algorithms import build_algorithm
+from tfpfl.algorithms.exchanges import message_for
 from tfpfl.algorithms.parts.local_training import whole_gradient
 from tfpfl.algorithms.transforms import own_part
 from tfpfl.data.population import Population, Sampling
@@ -109,6 +110,28 @@ def test_chunks_of_a_whole_gradient_have_masks_of_their_own():
         loss = loss_with(tf.concat(masks, 0), w.theta, w.head, x, y)
     assert abs(float(value - loss)) < 1e-12 and distance(found, tape.gradient(loss, w)) < 1e-12
     assert distance(masks[0], masks[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("fedproto", {"eta": 0.0}),
+        pytest.param("fedpac", {"eta_f": 0.0, "eta_g": 0.0}, marks=pytest.mark.slow),
+        pytest.param("fedas", {"eta": 0.0, "eta_align": 0.0}, marks=pytest.mark.slow),
+    ],
+)
+def test_statistics_of_features_are_those_without_masks(name, rates):
+    """Means, variances and Fisher traces that clients send are of the model that they have, as an evaluation sees it."""
+    data = random()
+    algorithm = build_algorithm(name, data.model, data.population, **rates)
+    state = initial_states(algorithm, data.population)[1]
+    message = message_for(algorithm, algorithm.init_server(), data.visit(1).info)
+    sent = []
+    for visit in (data.visit(1, 1), data.visit(1, 2)):
+        with passes.drawing(visit.key):
+            output = algorithm.client_update(message, state, visit)
+        sent.append((output.update, output.weight))
+    assert identical(*sent) and np.any(tf.nest.flatten(sent[0])[-1])
 
 
 def test_masks_differ_between_visits_and_loops():

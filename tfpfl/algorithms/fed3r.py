@@ -166,7 +166,7 @@ def fed3r(
         return Weights(model.theta(), head)
 
     def client_update(head, counted, data):
-        with passes.evaluating():  # no step is taken, and Dropout's masks would be in the sums for ever
+        with passes.without_masks():  # no step is taken, and Dropout's masks would be in the sums for ever
             phi = model.features_in_chunks(model.theta(), data.x, FEATURES_CHUNK)
         loss = model.kind.loss(logits(head, phi), data.y)
         sums = sums_of(phi, tf.one_hot(data.y, num_labels, dtype=model.dtype))

@@ -17,7 +17,8 @@ evaluation, also those that are not in the cohort. Here, as in algorithm 1 of th
 
 In PFLlib (commit d832e76, system/), that all learn is in flcore/servers/serverala.py line 73, the window in
 utils/ALA.py lines 71 to 74, the start phase without an end in its lines 119 to 153, and the test for equal layers, of
-the first array's sum alone, in its line 82. All else computes the same (tests/algorithms/test_pfllib.py).
+the first array's sum alone, in its line 82. All else computes the same where mini-batches divide N_i; PFLlib leaves out
+the last examples, which fill none (tests/algorithms/test_pfllib.py).
 
 Without learning (eta_w = 0) every w^_i is w, and FedALA is FedAvg.
 """

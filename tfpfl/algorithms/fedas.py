@@ -20,7 +20,8 @@ cohort.
 In PFLlib (commit d832e76, system/flcore/) examples are left out in clients/clientas.py line 140 with clientbase.py line
 59: a client with fewer than 16 examples is not aligned. The trace is of shuffled mini-batches (clientas.py line 62),
 here of those in the order of the examples (`fisher_trace`). After the last round it calls a method that does not exist
-(servers/serveras.py line 114), so that nothing is saved. All else computes the same (tests/algorithms/test_pfllib.py).
+(servers/serveras.py line 114), so that nothing is saved. All else computes the same where mini-batches divide N_i;
+PFLlib leaves out the last examples, which fill none (tests/algorithms/test_pfllib.py).
 
 Without alignment (eta_align = 0) and with weighting='examples', the server's theta and the heads are those of FedPer.
 """
@@ -36,7 +37,7 @@ from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.heads import check_classes
 from tfpfl.models.loops import training_loop
 from tfpfl.models.losses import client_loss
@@ -158,7 +159,8 @@ def fedas(
     def aligned(theta, state, data):
         if eta_align == 0:
             return theta
-        own = model.features_in_chunks(own_theta(theta, state), data.x, FEATURES_CHUNK)
+        with passes.without_masks():
+            own = model.features_in_chunks(own_theta(theta, state), data.x, FEATURES_CHUNK)
         means = class_means(own, data.y, data.info.num_classes)
         return align(lambda t, x, y: alignment_loss(model.features(t, x), y, means), theta, data)[0]
 
@@ -166,9 +168,10 @@ def fedas(
         if by_examples is not None:
             return by_examples(data)
         num_examples = tree.num_rows(data.x)
-        if fisher == "examples":
-            return fisher_trace(objective, weights, data, 1) / tf.cast(num_examples, model.dtype)
-        return fisher_trace(objective, weights, data, num_examples if batch_size is None else batch_size)
+        with passes.without_masks():
+            if fisher == "examples":
+                return fisher_trace(objective, weights, data, 1) / tf.cast(num_examples, model.dtype)
+            return fisher_trace(objective, weights, data, num_examples if batch_size is None else batch_size)
 
     def client_update(theta, state, data):
         weights, loss = solve(objective, Weights(aligned(theta, state, data), state.head), data)

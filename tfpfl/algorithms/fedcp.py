@@ -17,7 +17,8 @@ from the head as it was before the visit. lam is that of the authors' command li
 
 In PFLlib (commit d832e76, system/flcore/) the noise is in servers/servercp.py line 175, and the random context in
 clients/clientcp.py line 18. Clients outside of the cohort get the new backbone (servers/servercp.py lines 43 and 44),
-but no new global head and policy (lines 134 and 153). All else computes the same (tests/algorithms/test_pfllib.py).
+but no new global head and policy (lines 134 and 153). All else computes the same where mini-batches divide N_i; PFLlib
+leaves out the last examples, which fill none (tests/algorithms/test_pfllib.py).
 """
 
 from typing import Any, NamedTuple

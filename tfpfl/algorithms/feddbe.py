@@ -18,8 +18,8 @@ such as --clip-norm, also limits z_i in the agreement: below the norm of the mea
 good.
 
 In PFLlib (commit d832e76, system/) the training before round 1 is in flcore/servers/serverdbe.py lines 15 to 35, here
-in `server_update`; the defaults are in main.py lines 493 and 494. All else computes the same
-(tests/algorithms/test_pfllib.py).
+in `server_update`; the defaults are in main.py lines 493 and 494. All else computes the same where mini-batches divide
+N_i; PFLlib leaves out the last examples, which fill none (tests/algorithms/test_pfllib.py).
 
 With kappa = 0 and eta_p = 0 this is FedAvg after the agreement.
 """

@@ -34,7 +34,8 @@ system/flcore/servers/serverpac.py and clients/clientpac.py of commit d832e76):
   has one rate for both steps, no momentum, and mini-batches in both.
 * PFLlib's statistics are taken when the client gets the model, as here: theta is new, and the client has not trained.
 
-Without these differences PFLlib computes the same, to rounding (tests/algorithms/test_pfllib.py).
+Without these differences PFLlib computes the same, to rounding (tests/algorithms/test_pfllib.py), where mini-batches
+divide N_i; PFLlib leaves out the last examples, which fill none.
 
 lam = 0 with combine = False is FedRep, except that the server keeps the heads, and `tau_g` and `tau_f` count epochs.
 """
@@ -52,7 +53,7 @@ from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.algorithms.parts.simplex import simplex_minimum
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.heads import check_classes
 from tfpfl.models.losses import logits
 from tfpfl.models.weights import Weights
@@ -222,7 +223,8 @@ def fedpac(
 
     def client_update(message, state, data):
         theta = message.theta
-        phi = model.features(theta, data.x)
+        with passes.without_masks():
+            phi = model.features(theta, data.x)
         p, h = class_means(phi, data.y, num_labels)
         number = tf.cast(data.info.num_examples, phi.dtype)
         variance = (tf.reduce_mean(tf.reduce_sum(phi * phi, 1)) - tf.reduce_sum(h * h)) / number
@@ -238,7 +240,8 @@ def fedpac(
             return model.kind.loss(logits(head, phi), y) + strength * tf.reduce_mean(away * away)
 
         theta_i, loss = fit_body(objective, theta, data)
-        _, now = class_means(model.features(theta_i, data.x), data.y, num_labels)
+        with passes.without_masks():
+            _, now = class_means(model.features(theta_i, data.x), data.y, num_labels)
         update = Update(tree.subtract(theta_i, theta), p, now, Own(head, variance, h))
         return ClientOutput(update, weight(data), state, {"loss": loss})
 

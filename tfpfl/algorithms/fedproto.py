@@ -29,7 +29,8 @@ Paper and code (yuetan031/FedProto; exps/federated_main.py, lib/update.py, lib/u
 PFLlib (commit d832e76, system/flcore/) takes the features that the steps of all epochs have met (clients/clientproto.py
 lines 54 to 56; its own `collect_protos`, as here, is not called, line 66), and forgets the prototypes of classes that
 the cohort does not have (servers/serverproto.py line 45; kept in `server_update` here). It has an infinite distance to
-a class without a prototype. All else computes the same (tests/algorithms/test_pfllib.py).
+a class without a prototype. All else computes the same where mini-batches divide N_i; PFLlib leaves out the last
+examples, which fill none (tests/algorithms/test_pfllib.py).
 """
 
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, local_solver, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice, check_rates
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.losses import logits
 from tfpfl.models.weights import Head, Weights
 
@@ -166,7 +167,9 @@ def fedproto(
 
     def client_update(prototypes, w, data):
         w, loss = solve(objective(prototypes), w, data)
-        found = class_sums(model.features_in_chunks(w.theta, data.x, FEATURES_CHUNK), data.y, num_labels)
+        with passes.without_masks():
+            phi = model.features_in_chunks(w.theta, data.x, FEATURES_CHUNK)
+        found = class_sums(phi, data.y, num_labels)
         if weighting == "uniform":
             found = Prototypes(means(found), tf.cast(found.counts > 0, model.dtype))
         return ClientOutput(found, tf.ones([], model.dtype), w, {"loss": loss})

@@ -20,7 +20,8 @@ momentum, and the magnitude is that of the whole mini-batch: it grows with the r
 In PFLlib (commit d832e76, system/flcore/) the old table is read in clients/clientgpfl.py lines 105 to 108, and the new
 one taken in line 111; the zeros are in lines 31 and 32. For a client that was away the old table is that of the round
 before, and with conditions='trained' here that of its last visit; in rounds with everyone they are the same. All else
-computes the same (tests/algorithms/test_pfllib.py).
+computes the same where mini-batches divide N_i; PFLlib leaves out the last examples, which fill none
+(tests/algorithms/test_pfllib.py).
 """
 
 from typing import Any, NamedTuple

@@ -7,6 +7,7 @@ statistics.
 
     client's visit          drawing(key)            set by the engines, and by `one_pass_update`
       its statistics        keeping(statistics)     set by `algorithms.transforms.normalization`
+        what is no step     without_masks()         set by methods that send statistics of features
         a local step        Loop(key).step(n)       set by `batch_loop`; every step has a key of its own
           examples a..b     part(a)                 set by `SplitModel` and `whole_gradient`, which go by chunks
 """
@@ -134,6 +135,14 @@ def evaluating(statistics: tuple | None = None) -> Iterator[Pass]:
     """Traces passes without masks, that these statistics normalize; None: those that are stored in the model."""
     with _within(Pass(None, statistics)) as now:
         yield now
+
+
+@contextmanager
+def without_masks() -> Iterator[Pass]:
+    """Traces passes within a visit as an evaluation has them: no masks, and the statistics that the visit has now."""
+    now = current()
+    with evaluating(None if now is None else now.statistics) as inside:
+        yield inside
 
 
 class Loop:

@@ -115,8 +115,7 @@ class _Weighted:
                 output = self.algorithm.client_update(message, state, data)
             loss = output.metrics["loss"]
             return _scaled(output, weight_of(loss)), loss
-        now = passes.current()
-        with passes.evaluating(None if now is None else now.statistics):  # a mask of Dropout would make l_i a noisy one
+        with passes.without_masks():  # a mask of Dropout would make l_i a noisy one
             loss = self.loss(self.algorithm.beginning(message, state, data), data.x, data.y)
         output, times = self.algorithm.client_update(message, state, data), weight_of(loss)
         if normed:
