@@ -1,5 +1,6 @@
 """FedDBE: its listing written out by GradientTape over rounds with absent clients; FedAvg without its two parts."""
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -165,6 +166,18 @@ def test_what_is_sent_says_no_more_than_the_agreement_needs(data):
 def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         feddbe(data.model, data.population, **{name: value})
+
+
+def test_the_rate_of_the_vector_beside_an_optimizer_object(data):
+    """The object's rate is for all steps: 0 leaves c_i at 0 all the same, and another one would have no effect."""
+    adam = keras.optimizers.Adam(0.1)
+    _, states = play(feddbe(data.model, data.population, steps=2, eta_p=0.0, client_opt=adam), data)
+    assert not any(tf.reduce_any(c != 0) for c in states.values())
+    _, states = play(feddbe(data.model, data.population, steps=2, client_opt=adam), data)
+    assert all(tf.reduce_any(c != 0) for c in states.values())
+    with pytest.raises(ValueError, match=r"eta_p=0\.5 would have no effect.*as a name or a class"):
+        feddbe(data.model, data.population, steps=2, eta_p=0.5, client_opt=adam)
+    feddbe(data.model, data.population, steps=2, eta_p=0.5, client_opt=keras.optimizers.Adam)
 
 
 def test_a_limit_of_the_norm_limits_the_mean_feature_of_the_agreement(data):

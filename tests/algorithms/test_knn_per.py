@@ -1,5 +1,6 @@
 """kNN-Per against NumPy, example by example; its limits; what scores it, and what a new client gets."""
 
+import sys
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,7 @@ from helpers.rounds import play, shared
 from helpers.toys import distance, identical, toy, visits_by_id
 from tfpfl.algorithms import fedavg, finetuned, knn_per, memorized, pflego
 from tfpfl.algorithms.contract import ClientData
+from tfpfl.algorithms.knn_per import votes_of_others
 from tfpfl.algorithms.transforms import scheduled
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
@@ -83,6 +85,16 @@ def test_with_lambda_0_it_is_the_shared_model_and_with_one_neighbour_its_label(d
     assert distance(found, tf.nn.log_softmax(data.model.logits(w, x))) < 1e-9
     alone = outputs(knn_per(data.model, data.population, lam=1.0, k=1), data, w, client, x)
     assert (alone.argmax(1) == y).all() and (np.sort(alone, 1)[:, :-1] < -27).all()  # log 1e-12
+
+
+def test_votes_of_others_go_by_parts(monkeypatch):
+    """Seven examples, three at a time: as by the definition, and no example is its own neighbour."""
+    rng = np.random.default_rng(0)
+    keys, labels = rng.standard_normal((7, 3)), np.array([0, 1, 0, 2, 1, 0, 2])
+    monkeypatch.setattr(sys.modules[votes_of_others.__module__], "VOTERS", 3)
+    found = votes_of_others(tf.constant(keys), tf.constant(labels, tf.int32), 3, k=2, scale=1.0, kernel="paper")
+    alone = [by_hand(key, keys, labels, 3, 2, lambda d: np.exp(-d), left_out=n) for n, key in enumerate(keys)]
+    np.testing.assert_allclose(found, alone, atol=1e-12)
 
 
 def test_far_from_everything_it_still_votes(data):

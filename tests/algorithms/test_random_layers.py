@@ -121,7 +121,7 @@ def test_chunks_of_a_whole_gradient_have_masks_of_their_own():
     ],
 )
 def test_statistics_of_features_are_those_without_masks(name, rates):
-    """Means, variances and Fisher traces that clients send are of the model that they have, as an evaluation sees it."""
+    """Means, variances and Fisher traces that clients send are of the model as an evaluation sees it."""
     data = random()
     algorithm = build_algorithm(name, data.model, data.population, **rates)
     state = initial_states(algorithm, data.population)[1]

@@ -8,17 +8,17 @@ Messages: 4h bytes down (the backbone is known to all), 4 (h + m^2) bytes up wit
 first visit's sums count. On the device: whether it has been counted, one bit. A new client gets the head and refines
 it, as all clients do; nothing of it is counted. The local model after a round is the model that came.
 
-The sums do not depend on who comes when, or how often, and are those of features without Dropout's masks: when all clients have come, the head is that of a ridge
-regression on the data of all, up to the rounding of what they send. Clients that never come are missing in it.
-The server needs only the sum over a cohort, as secure aggregation gives it; an update that is clipped is no sum any
-more.
+The sums do not depend on who comes when, or how often, and are those of features without Dropout's masks: when all
+clients have come, the head is that of a ridge regression on the data of all, up to the rounding of what they send.
+Clients that never come are missing in it. The server needs only the sum over a cohort, as secure aggregation gives it;
+an update that is clipped is no sum any more.
 
 Paper and code: the authors' code (Erosinho13/Fed3R, fed3r.py) also penalizes the bias, by lambda, and scales every
 class's weights to norm 1, so that frequent classes do not have the longer ones; the bias is divided by the same norm
 (`normalize`). The softmax of fine-tuning has a temperature of 0.1. Here the head is divided by it, which changes no
 prediction of a class, and the steps of the refinement are those on the head before it is divided: with 0.1, a hundred
-times as long as plain steps. The paper's random features (Fed3R-RF) are a backbone's matter, and left out. Its fine-tuning
-(Fed3R+FT) trains the shared model on: take this head as the first one of another method,
+times as long as plain steps. The paper's random features (Fed3R-RF) are a backbone's matter, and left out. Its
+fine-tuning (Fed3R+FT) trains the shared model on: take this head as the first one of another method,
 `model.with_initial_head(head)`. The refinement by each client is that of the authors' later paper (Resource-Efficient
 Personalization in Federated Learning with Closed-Form Classifiers, IEEE Access 2025), and so are `local_labels`, its
 "only local labels". There all weights are trained, `part='full'`.

@@ -31,7 +31,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK
-from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, has_own_rate
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import paced
@@ -105,13 +105,15 @@ def feddbe(
         agreement_rounds: the number of rounds in which clients agree on z, >= 1.
         eta, steps, epochs, batch_size, momentum, client_opt, weighting: rate, amount, mini-batches, momentum and
             optimizer of the local steps, and the weights of both means, as in `fedavg`.
-        eta_p: rate of c_i, >= 0; None for eta, 0 to leave c_i at 0.
+        eta_p: rate of c_i, >= 0; None for eta, 0 to leave c_i at 0. An optimizer object has one rate for all, so that
+            with one this is None or 0.
 
     Returns:
         The `Algorithm`. A client keeps c_i and predicts with W on phi + c_i.
 
     Raises:
-        InvalidArgument: kappa, eta, eta_p or momentum is negative or not finite; mu is outside [0, 1];
+        InvalidArgument: kappa, eta, eta_p or momentum is negative or not finite, or eta_p has no effect beside an
+            optimizer object; mu is outside [0, 1];
             agreement_rounds, steps, epochs or batch_size is below 1, or steps and epochs are both given; weighting is
             neither 'examples' nor 'uniform'; clients have different numbers of classes (this method shares one head)
             and the population has no `num_labels`.
@@ -123,6 +125,11 @@ def feddbe(
     check_fractions(mu=mu)
     if agreement_rounds < 1:
         raise InvalidArgument(f"agreement_rounds must be at least 1, found {agreement_rounds}")
+    if eta_p and has_own_rate(client_opt):
+        raise InvalidArgument(
+            f"eta_p={eta_p} would have no effect, because client_opt is an optimizer that has a rate already. Leave "
+            "eta_p out, or give client_opt as a name or a class, which gets the rates"
+        )
     eta_p = eta if eta_p is None else eta_p
     check_rates(eta_p=eta_p)
     loop, one_epoch = (
@@ -130,6 +137,8 @@ def feddbe(
     )
     of_w = paced(as_optimizer(client_opt, eta, momentum=momentum), "eta")
     of_c = paced(as_optimizer(client_opt, eta_p, momentum=momentum), "eta_p")
+    if not eta_p:  # an optimizer object would step all the same
+        of_c = Optimizer(lambda c: (), lambda slots, c, g: (slots, c))
     weight, num_labels = example_weight(model, weighting), population.shared_labels()
 
     def nothing():

@@ -37,9 +37,10 @@ KERNELS = ("paper", "code")
 GRID = tuple(i / 10 for i in range(11))  # the values of lambda_i that are tried
 FLOOR = 1e-12  # the smallest probability of which a logarithm is taken
 FEATURES_CHUNK = 512  # examples per forward pass
+VOTERS = 512  # examples at a time whose distances to all others are in memory
 
 
-def votes(phi, keys, labels, num_labels, *, k, scale, kernel, leave_one_out=False):
+def votes(phi, keys, labels, num_labels, *, k, scale, kernel, itself=None):
     """The probabilities of the classes among the k nearest keys, float64 [n, K]; zeros where there is no key.
 
     Args:
@@ -48,13 +49,13 @@ def votes(phi, keys, labels, num_labels, *, k, scale, kernel, leave_one_out=Fals
         num_labels: K.
         k: the number of neighbours; N if that is less.
         scale, kernel: as in `knn_per`.
-        leave_one_out: phi are the keys, and example i is no neighbour of itself.
+        itself: int32 [n], the keys that phi are: an example is no neighbour of itself. None: phi are other examples.
     """
     phi, keys = tf.cast(phi, tf.float64), tf.cast(keys, tf.float64)
     squares = tf.reduce_sum(phi**2, 1)[:, None] - 2 * tf.matmul(phi, keys, transpose_b=True) + tf.reduce_sum(keys**2, 1)
     number = tf.shape(keys)[0]
-    if leave_one_out:
-        squares = tf.linalg.set_diag(squares, tf.fill([number], tf.constant(float("inf"), tf.float64)))
+    if itself is not None:
+        squares = tf.where(itself[:, None] == tf.range(number)[None], tf.constant(float("inf"), tf.float64), squares)
         number -= 1
     nearest = tf.math.top_k(-squares, tf.minimum(k, number)).indices
     # The formula above loses digits of small distances. It is good enough to choose, and these are exact.
@@ -66,6 +67,21 @@ def votes(phi, keys, labels, num_labels, *, k, scale, kernel, leave_one_out=Fals
     weights = tf.exp(near[:, :1] - near)  # as a ratio to the nearest one's: far from all, exp(-near) would be 0
     found = tf.reduce_sum(weights[..., None] * tf.one_hot(tf.gather(labels, nearest), num_labels, dtype=tf.float64), 1)
     return tf.math.divide_no_nan(found, tf.reduce_sum(weights, 1, keepdims=True))
+
+
+def votes_of_others(keys, labels, num_labels, **how):
+    """The `votes` for every key by the other keys, float64 [N, K], in memory for the distances of `VOTERS` keys."""
+    number = tf.shape(keys)[0]
+    size = tf.minimum(VOTERS, number)
+    parts = tf.TensorArray(tf.float64, (number + VOTERS - 1) // VOTERS)
+
+    def body(i, parts):
+        rows = tf.minimum(i * VOTERS + tf.range(size), number - 1)  # the last key again, where a part is not full
+        found = votes(tf.gather(keys, rows), keys, labels, num_labels, **how, itself=rows)
+        return i + 1, parts.write(i, found)
+
+    _, parts = tf.while_loop(lambda i, _: i * VOTERS < number, body, (0, parts), parallel_iterations=1)
+    return parts.concat()[:number]
 
 
 def mixed(of_neighbours, of_head, lam):
@@ -131,7 +147,7 @@ def memorized(
         theta, head = weights
         keys, num_labels = model.features_in_chunks(theta, data.x, FEATURES_CHUNK), tf.shape(head.bias)[0]
         if lam is None:
-            of_others = votes(keys, keys, data.y, num_labels, **how, leave_one_out=True)
+            of_others = votes_of_others(keys, data.y, num_labels, **how)
             lam_i = tuned(of_others, probabilities(head, keys), data.y)
         else:
             lam_i = tf.constant(lam, tf.float64)

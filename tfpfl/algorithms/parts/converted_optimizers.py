@@ -56,6 +56,11 @@ def as_optimizer(given: Any, rate: float, *, momentum: float = 0.0, what: str = 
     raise InvalidArgument(_not_one(given, what))
 
 
+def has_own_rate(given: Any) -> bool:
+    """Whether `as_optimizer` does not use its `rate` for this optimizer."""
+    return isinstance(given, Optimizer) or _is_of_keras(given) or _is_of_tff(given)
+
+
 def _made(make: Callable, rate: float, what: str) -> Optimizer:
     try:
         made = make(rate)
