@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import resource
 import subprocess
 import sys
@@ -159,6 +160,19 @@ def test_a_run_with_an_optimizer_at_both_ends(federation):
         assert " ".join(map(str, asked[:4])) in words and "--client-opt adamw --client-weight-decay 0.1" in words
         assert type(run.training().server_state()).__name__ == "Optimized"
     tfpfl("evaluate", "run")
+
+
+def test_the_first_models_of_a_method_and_of_its_network(federation):
+    """Ditto's `init` and the network's are two options, and the command that repeats the run has both."""
+    asked = ("--init", "first_broadcast", "--network-init", "stax")
+    tfpfl("run", "--federation", federation.path, "--algorithm", "ditto", *asked, "--create-only", "--out", "run")
+    with Run.open("run") as run:
+        assert (run.config.hyperparameters["init"], run.config.init) == ("first_broadcast", "stax")
+        words = shlex.split(command(run.config, "again"))
+    assert {*asked} < {*words}
+    tfpfl(*words[1:], "--create-only")
+    with Run.open("run") as run, Run.open("again") as again:
+        assert again.config == run.config
 
 
 @pytest.mark.table

@@ -27,9 +27,9 @@ def theta_of(config, folder, federation):
 @pytest.mark.parametrize(
     ("given", "init", "word"),
     [
-        ({"preset": "code"}, "stax", "--init stax"),
-        ({"preset": "code", "init": "keras"}, "keras", "--init keras"),
-        ({"init": "stax"}, "stax", "--init stax"),
+        ({"preset": "code"}, "stax", "--network-init stax"),
+        ({"preset": "code", "init": "keras"}, "keras", "--network-init keras"),
+        ({"init": "stax"}, "stax", "--network-init stax"),
         ({"init": "keras"}, "keras", None),
         ({}, "keras", None),
     ],
@@ -41,7 +41,7 @@ def test_first_weights(given, init, word, federation, tmp_path):
     assert (word or "--init") in words if word else "--init" not in words
     assert read_config(tmp_path / "run").run_id == config.run_id
     again = shlex.split(words)  # the command draws the same
-    assert ("--init" in again) == (init == "stax" or "preset" in given)
+    assert ("--network-init" in again) == (init == "stax" or "preset" in given)
 
 
 def test_run_ids_of_what_there_was_do_not_change(federation, tmp_path):

@@ -144,14 +144,12 @@ def _hyperparameter_options(algorithm):
 
 
 def _check_no_clash(algorithm, extra, own):
-    """Refuses a method of the user's own with a hyperparameter that is named like an option of the command.
+    """Refuses a method with a hyperparameter that is named like an option of the command: nobody could give it.
 
     `head_init` may be both, as it is in tfpfl's methods.
     """
-    from tfpfl.algorithms import ALGORITHMS
-
     clash = [o.opts[0] for o in extra if o.opts[0] in own - {"--head-init"} and o.name.startswith("hyper_")]
-    if clash and algorithm not in ALGORITHMS:
+    if clash:
         raise InvalidArgument(
             f"{algorithm} has hyperparameters that are named like options of the command, {', '.join(clash)}: give "
             "them other names"

@@ -153,6 +153,7 @@ SECTIONS = {
             "normal kernels and small random biases, as in the code of PFLEGO's authors. Default: keras; with "
             "--preset code stax.",
             choices=("keras", "stax"),
+            written="network-init",  # --init is a hyperparameter of Ditto, PGFed and others
         ),
         RunOption(
             "batch_norm",
