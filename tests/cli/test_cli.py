@@ -3,8 +3,8 @@
 import json
 import os
 import re
-import shlex
 import resource
+import shlex
 import subprocess
 import sys
 

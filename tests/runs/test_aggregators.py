@@ -1,6 +1,7 @@
 """TFF's aggregators and ours, against closed forms, against no aggregator, and against dp-accounting called by hand."""
 
 import importlib
+import warnings
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel, tree
 from tfpfl.runs import aggregators
 from tfpfl.runs.aggregators import factory
+from tfpfl.runs.config import RunConfig
+from tfpfl.runs.needs import warn_of_small_rounds
 from tfpfl.runs.privacy import privacy
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import Training
@@ -236,7 +239,7 @@ def population(sampling, people=100):
 def test_epsilon_is_dp_accountings(accounting):
     from dp_accounting.rdp import RdpAccountant
 
-    poisson = privacy(1.1, population(Sampling("binomial", 0.1)), 50, delta=1e-5)
+    poisson = privacy(1.1, population(Sampling("binomial", 0.1), 800), 50, delta=1e-5)
     accountant = RdpAccountant()
     accountant.compose(accounting.PoissonSampledDpEvent(0.1, accounting.GaussianDpEvent(1.1)), 50)
     assert poisson.epsilon == accountant.get_epsilon(1e-5)
@@ -353,6 +356,30 @@ def test_a_run_with_an_adaptive_aggregator_is_resumed_exactly(small, tmp_path, t
         assert training.server_state().theta[0].shape == run.model.theta()[0].shape
         with pytest.raises(ValueError, match="a TFF aggregator needs engine 'tff' with one worker"):
             training.run(5)
+
+
+def test_rounds_without_clients_are_a_part_of_delta(accounting):
+    """They add no noise, and everyone sees that nobody came."""
+    from dp_accounting.rdp import RdpAccountant
+
+    some = privacy(1.1, population(Sampling("binomial", 0.1)), 50)
+    accountant = RdpAccountant()
+    accountant.compose(accounting.PoissonSampledDpEvent(0.1, accounting.GaussianDpEvent(1.1)), 50)
+    assert some.epsilon == accountant.get_epsilon(100**-1.1 - 50 * 0.9**99) > accountant.get_epsilon(100**-1.1)
+    few = privacy(20.0, population(Sampling("binomial", 0.1), 6), 60)
+    assert few.epsilon == np.inf and "no epsilon is promised: a round without clients adds no noise" in few.text
+    away = privacy(1.1, population(Sampling("binomial", 0.1)), 50, present=[100] * 49 + [30])
+    assert away.epsilon == np.inf  # 0.9^29 is above delta
+    assert privacy(1.1, population(Sampling("fixed", 0.1), 6), 60).epsilon < np.inf
+
+
+def test_a_run_whose_rounds_may_have_nobody_is_warned_before_it_begins():
+    config = RunConfig(engine="tff", aggregator="dp", aggregator_args=("noise=1", "clip=1"), sampling="binomial")
+    with pytest.warns(UserWarning, match="the run will have no epsilon: a round without clients adds no noise"):
+        warn_of_small_rounds(config, population(Sampling("binomial", 0.1), 6))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_small_rounds(config, population(Sampling("binomial", 0.2), 200))
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The differential privacy (epsilon, delta) of a run, computed by the package dp-accounting."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -42,6 +43,11 @@ def privacy(
         present: int [rounds], how many clients could be sampled in each round; default: all I in every round. With
             'fixed' sampling, a cohort that is rounded up or down counts as rounded up.
 
+    Returns:
+        The `Privacy`. With 'binomial' sampling a round may have no clients. It then adds no noise, and everyone sees
+        that nobody came. The chance of that, see `chance_of_no_clients`, is a part of delta: epsilon is that of what is
+        left, and infinite if nothing is.
+
     Raises:
         Unavailable: dp-accounting is not installed.
     """
@@ -74,15 +80,44 @@ def privacy(
         bounds = [{half: rounds}]
         text = f"{sampling.low} to {sampling.high} of {people} clients, as if each took part in every round"
 
-    def epsilon(events: dict[Any, int]) -> float:
+    def epsilon(events: dict[Any, int], delta: float) -> float:
         accountant = RdpAccountant(neighboring_relation=relation)
         for event, times in events.items():
             if times:
                 accountant.compose(event, times)
         return float(accountant.get_epsilon(delta))
 
-    more = "; the clipping norm's estimate included" if adaptive else ""
-    return Privacy(min(map(epsilon, bounds)), delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}{more}")
+    text += "; the clipping norm's estimate included" if adaptive else ""
+    chance = chance_of_no_clients(population, [people] * rounds if present is None else present)
+    found = min(epsilon(bound, delta - chance) for bound in bounds) if chance < delta else math.inf
+    text += f"; no epsilon is promised{no_clients(chance)}" if found == math.inf else ""
+    return Privacy(found, delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}")
+
+
+def chance_of_no_clients(population: Population, present: Sequence[int]) -> float:
+    """A bound on the probability that some round has no clients, also with one client less; 0 but for Poisson sampling.
+
+    By so much delta grows. Take the rounds that have clients: with and without one more client, each is the same
+    mixture of cohorts, and for every cohort the two are a pair of the sampled Gaussian mechanism. What is outside has
+    at most this probability: all rounds of nobody, and those in which the one client came alone.
+
+    Args:
+        population: the clients, their sampling, and how often they arrive.
+        present: int [rounds], how many clients could be sampled in each round.
+    """
+    if population.sampling.kind != "binomial":
+        return 0.0
+    arrival = 1.0 if population.arrival is None else float(population.arrival.min())
+    alone = 1 - population.sampling.rate * arrival
+    return min(1.0, math.fsum(alone ** max(n - 1, 0) for n in present))
+
+
+def no_clients(chance: float) -> str:
+    """What is said where `chance_of_no_clients` is not small."""
+    return (
+        f": a round without clients adds no noise, which everyone sees, and the chance of one is up to {chance:.2g}. "
+        "Take a larger participation, or fixed sampling"
+    )
 
 
 def require_accounting() -> Any:

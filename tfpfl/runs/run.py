@@ -432,7 +432,7 @@ class Run:
             "head_steps": self.work.head_steps,
             "flops": self.flops,
             "stopped": self.stop_reason,
-            "privacy": private and private._asdict(),
+            "privacy": private and plain(private._asdict()),
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
             "results": [plain(r.entries()) for r in protocols.results(evaluations, first, self.config.score)],
