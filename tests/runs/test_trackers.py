@@ -13,6 +13,7 @@ from helpers import small_runs as runs
 from tfpfl.checks import Unavailable
 from tfpfl.cli import main
 from tfpfl.runs import Run, Tracker, trackers
+from tfpfl.runs.config import RunConfig
 from tfpfl.runs.store import RunStore
 from tfpfl.runs.training import DivergedError
 
@@ -75,6 +76,50 @@ def test_rounds_without_a_tracker_are_told_when_there_is_one_again(six_clients, 
         with Run.open(tmp_path / "run", rounds=rounds) as run:
             run.train(callbacks)
     assert {step for step, _ in told["numbers"]} == {1, 2, 3, 4, 5} and told["closed"] == [True, True]
+
+
+class Away(Memory):
+    """A server that is away in some calls of `_numbers`."""
+
+    def __init__(self, told, away):
+        super().__init__(told)
+        self.calls, self.away = 0, away
+
+    def _numbers(self, values, step):
+        self.calls += 1
+        if self.calls in self.away:
+            raise ConnectionError("the server is away")
+        super()._numbers(values, step)
+
+    def _close(self, done):
+        if self.calls in self.away:
+            raise ConnectionError("the server is away")
+        super()._close(done)
+
+
+def test_a_server_that_is_away_for_a_while_gets_all_rounds(six_clients, tmp_path):
+    told = {}
+    with pytest.warns(UserWarning, match=r"Away did not take the numbers of round 2 \(ConnectionError.*goes on"):
+        runs.train(tmp_path / "run", six_clients, [Away(told, {2, 3})], rounds=4)
+    assert [step for step, _ in told["numbers"]] == [1, 2, 3, 4, 4] and told["closed"] == [True]
+
+
+def test_a_server_that_stays_away_does_not_end_the_run(six_clients, tmp_path):
+    told = {}
+    with pytest.warns(UserWarning) as warned:
+        run = runs.train(tmp_path / "run", six_clients, [Away(told, range(3, 99))], rounds=4)
+    said = [str(w.message) for w in warned if "Away" in str(w.message)]
+    assert [step for step, _ in told["numbers"]] == [1, 2] and "closed" not in told
+    assert len(said) == 3 and "round 3" in said[0] and "the end of the run" in said[1] and "rounds 3 to 4" in said[2]
+    assert (run.folder / "summary.json").exists()
+
+
+def test_parameters_of_one_name_are_both_told():
+    config = RunConfig(algorithm="ditto", init="stax", hyperparameters={"init": "first_broadcast", "lam": 2.0})
+    found = trackers.parameters(SimpleNamespace(config=config))
+    assert (found["init"], found["hyperparameters.init"], found["lam"]) == ("stax", "first_broadcast", 2.0)
+    found = trackers.parameters(SimpleNamespace(config=RunConfig(head_init="zeros")))
+    assert found["head_init"] == "zeros" and "hyperparameters.head_init" not in found
 
 
 @pytest.mark.slow

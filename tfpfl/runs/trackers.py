@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfpfl.checks import Unavailable, extra
+from tfpfl.checks import Unavailable, extra, one_line, warn_user
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.protocols import SIDES
 from tfpfl.runs.training import DivergedError
@@ -32,7 +32,9 @@ class Tracker(Callback, ABC):
     """What the two have in common: what is written, and when.
 
     Only `Run.train` calls `begin` and `finish`. A tracker of a plain `Training` writes the history without parameters
-    and results, and is closed after the last round.
+    and results, and is closed after the last round. What cannot be opened ends the run before its first round. What
+    cannot be written later, such as when a server is away, is no reason to end it: there is a warning, and it is
+    written after the next round, or at the end.
 
     Args:
         name: the name of the run; default: that of its folder.
@@ -43,6 +45,7 @@ class Tracker(Callback, ABC):
         self._name, self._tables = name, tables
         self._run: Run | None = None
         self._is_open = False
+        self._waiting: list[tuple[dict[str, float], int]] = []  # numbers and steps that are not written yet
 
     def begin(self, run: "Run") -> None:
         """Remembers the run, whose configuration and results are written."""
@@ -60,16 +63,16 @@ class Tracker(Callback, ABC):
         from_round = min(last, history[-1]["round"]) if history else last
         for row in history:
             if row["round"] >= from_round:
-                self.round(training, row)
+                self._numbers(numbers(row), row["round"])
 
     def round(self, training: Any, row: dict) -> None:
         """Writes the numbers of a round, at step `round`."""
-        self._numbers(numbers(row), row["round"])
+        self._send(numbers(row), row["round"])
 
     def end(self, training: Any) -> None:
         """Closes the run, unless `Run.train` calls `finish` later."""
         if self._run is None:
-            self._close(done=True)
+            self._finished(True, [])
 
     def finish(self, run: "Run") -> None:
         """Writes the results and, if asked for, the files of the run folder; then closes the run."""
@@ -77,12 +80,36 @@ class Tracker(Callback, ABC):
             return
         ended = bool(run.stop_reason) or run.store.round_num >= run.config.rounds
         done = ended and not isinstance(sys.exc_info()[1], DivergedError)  # which `Run.train` raises after this
+        self._send(summary(run), run.store.round_num)
+        tables = [path for name in TABLES if (path := run.folder / name).exists()] if self._tables else []
+        self._finished(done, tables)
+
+    def _send(self, values: dict[str, float], step: int) -> None:
+        """Writes the numbers, after those that could not be written before."""
+        self._waiting.append((values, step))
         try:
-            self._numbers(summary(run), run.store.round_num)
-            if self._tables:
-                self._artifacts([path for name in TABLES if (path := run.folder / name).exists()])
-        finally:
+            while self._waiting:
+                self._numbers(*self._waiting[0])
+                del self._waiting[0]
+        except Exception as error:  # the library's own, of its network, files or database
+            if len(self._waiting) == 1:
+                told = f"{type(self).__name__} did not take the numbers of round {step} ({one_line(repr(error))})"
+                warn_user(f"{told}. The run goes on; they are sent again after the next round")
+
+    def _finished(self, done: bool, tables: list[Path]) -> None:
+        """Writes the files, closes the run, and warns of what is not written."""
+        try:
+            if tables:
+                self._artifacts(tables)
             self._close(done)
+        except Exception as error:
+            warn_user(f"{type(self).__name__} did not take the end of the run ({one_line(repr(error))})")
+        if self._waiting:
+            first, last = self._waiting[0][1], self._waiting[-1][1]
+            warn_user(
+                f"{type(self).__name__} does not have the numbers of rounds {first} to {last}. history.csv in the run "
+                "folder has them"
+            )
 
     def _identity(self, training: Any) -> tuple[str, str]:
         """A name for the run, and a text that is the same whenever the same run folder is continued."""
@@ -241,13 +268,17 @@ TRACKERS: dict[str, Callable[..., Tracker]] = {"mlflow": MLflow, "wandb": WandB}
 
 
 def parameters(run: "Run") -> dict[str, Any]:
-    """The configuration of a run as a flat dict of numbers and texts: {'eta': 0.1, 'versions.keras': '2.14.0', ...}."""
+    """The configuration of a run as a flat dict of numbers and texts: {'eta': 0.1, 'versions.keras': '2.14.0', ...}.
+
+    A hyperparameter that is named like an entry of the configuration, such as Ditto's init, is 'hyperparameters.init'.
+    """
+    entries = asdict(run.config)
     found: dict[str, Any] = {}
-    for name, value in asdict(run.config).items():
+    for name, value in entries.items():
         if isinstance(value, Mapping):
-            prefix = "" if name == "hyperparameters" else f"{name}."
-            found |= {f"{prefix}{key}": inner for key, inner in value.items() if f"{prefix}{key}" not in found}
-        elif name not in found:
+            free = name == "hyperparameters"
+            found |= {key if free and key not in entries else f"{name}.{key}": inner for key, inner in value.items()}
+        else:
             found[name] = value
     return {k: v if isinstance(v, int | float | str | bool) else str(v) for k, v in found.items() if v is not None}
 
