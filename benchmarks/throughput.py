@@ -82,7 +82,7 @@ def large_convolution(tf):
             with tf.GradientTape() as tape:
                 tape.watch((x, w))
                 out = tf.nn.conv2d(x * (1.0 + i), w, 1, "SAME")
-            total += sum(tf.reduce_sum(g) for g in tape.gradient(out, (x, w)))
+            total += sum(tf.reduce_sum(part) for part in (out, *tape.gradient(out, (x, w))))  # else no one needs `out`
         return total
 
     return run, 4 * 3 * 2 * 16 * 56 * 56 * 9 * 64 * 64

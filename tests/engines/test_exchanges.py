@@ -442,6 +442,23 @@ def test_who_breaks_the_first_exchange_is_named_and_nobody_else(dane, federation
     assert named == [broken] and "the work of client" in str(told.value)
 
 
+def test_the_first_exchange_counts_if_everybody_leaves_after_it(federation):
+    """As in the engine, see `TwoExchanges.next`; with one client a round and many that drop out."""
+    availability = Availability(dropout=0.8)
+    population = federation.population(Sampling(rate=1 / federation.num_clients), labels="global")
+    dane = feddane(SplitModel(backbone("float32")), population, steps=2)
+    cohorts = ((t, cohort(0, t, dane.population)) for t in range(1, 50))
+    arrived = ((t, ids, availability.round(0, t, ids, np.ones(len(ids)))) for t, ids in cohorts)
+    last, ids = next((t, ids) for t, ids, found in arrived if len(found.between) and not len(found.came))
+    before, whole = (Training(dane, federation, splits=(), availability=availability) for _ in range(2))
+    before.run(last - 1)
+    whole.run(last)
+    visits = before.visits(last, ids)
+    out = Simulation(dane, federation).next(before.server_state(), before.client_states(ids), visits, gone=ids)
+    assert distance(whole.server_state(), out.server) == 0 < 1e-3 < distance(out.server, before.server_state())
+    assert whole.store.history()[-1]["clients"] == 0
+
+
 def test_late_clients_may_have_finished_the_first_exchange():
     availability = Availability(seconds=1.0, deadline=10.0)
     found = availability.round(0, 1, [0, 1, 2], np.array([9.0, 15.0, 25.0]))

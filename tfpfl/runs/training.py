@@ -222,7 +222,7 @@ class Training:
         ids, row = self._enough(ids, row)
         states, evaluations = {}, []
         evaluated = self.is_evaluated(t, rounds)
-        if len(ids):
+        if len(ids) or len(gone):
             engine = self._engine(tuple(self.splits) if evaluated else ())
             server = at_round(server, t)  # where rates follow a schedule; rounds without clients count, too
             everyone = np.concatenate([ids, gone]) if len(gone) else ids
@@ -239,7 +239,7 @@ class Training:
             rejected = {i: int(m["rejected"]) for i, m in by_client.items() if int(m.get("rejected", 0))}
             if rejected:
                 row["rejected_clients"] = "; ".join(f"{i}: {REASONS[why]}" for i, why in rejected.items())
-            if evaluated:
+            if evaluated and len(ids):
                 good = {i: m for i, m in by_client.items() if i not in rejected}
                 evaluations = protocols.evaluation_rows(good.values(), good, t, protocols.LOCAL_COPY, self._measure)
         seconds = time.perf_counter() - started

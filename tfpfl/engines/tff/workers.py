@@ -165,8 +165,10 @@ class Workers:
                         f"no worker was left for {self.deadline:g} s ({self._why()}). All earlier rounds are saved: "
                         "start workers, and continue with `tfpfl resume`"
                     )
-                jobs = [remote.job for remote in self.remotes if remote.job is not None]
-                wait(jobs, TICK / 5, FIRST_COMPLETED)
+                if jobs := [remote.job for remote in self.remotes if remote.job is not None]:
+                    wait(jobs, TICK / 5, FIRST_COMPLETED)
+                else:  # all are away, and `wait` for nothing would return at once
+                    time.sleep(TICK / 5)
                 for remote in self.remotes:
                     if remote.job is None or not remote.job.done():
                         if remote in given and remote.is_silent():
