@@ -3,10 +3,10 @@
     python benchmarks/all_methods.py --out runs/all_methods [--processes 2] [--methods pflego,fedavg,...]
         [--data fashion,cifar]
 
-* fashion: 6,000 images of Fashion-MNIST, round robin among 60 clients with 5 classes each; `mlp200`.
+* fashion: 9,000 images of Fashion-MNIST, round robin among 60 clients with 5 classes each; `mlp200`.
 * cifar: 6,000 images of CIFAR-10, Dirichlet 0.1 among 40 clients; the CNN in small_cnn.py.
 
-In both, a sixth of the clients is kept out of training; afterwards they adapt as in `tfpfl new-clients`.
+10 clients of the first and 6 of the second are kept out of training; afterwards they adapt as in `tfpfl new-clients`.
 A fifth of the others takes part in a round. Local work is two epochs in batches of 20 for methods that run SGD, 20 head
 steps for those that cache features. Each method is searched over four settings on validation examples with seed 0, then
 trained with three seeds. OUT is a study (docs/studies.md): the same command continues where it stopped.
@@ -67,7 +67,7 @@ METHODS: dict[str, tuple[dict, dict]] = {
     "fedpac": ({"tau_g": 1, "tau_f": 2, "unit": "epochs", "batch_size": 20},
                {"eta_g": [0.03, 0.1], "eta_f": [0.03, 0.1]}),
     "knn_per": (SGD, RATES),
-    "fed3r": ({"epochs_ft": 2, "batch_size": 20}, {"lam": [0.01, 1.0], "eta_ft": [0.01, 0.1]}),
+    "fed3r": ({"epochs_ft": 2, "batch_size": 20}, {"lam": [0.01, 1.0], "eta_ft": [0.001, 0.01]}),
     "fedproto": (SGD, TWO_RATES | {"lam": [0.1, 1.0]}),
     "pfedhn": (SGD, {"eta": [0.01, 0.1], "alpha": [0.01, 0.1]}),
     "fedala": (SGD, RATES),

@@ -14,7 +14,7 @@ takes no open ones. The columns:
 * float64, tape: how far the program, and GradientTape in float32, are from GradientTape in float64.
 * round: milliseconds of the processor, the fastest of the calls; ratio: 50 calls of `joint_gradient`, a client's work
   in FedAvg with 50 full steps, in units of a round.
-* peak: by how many MB the process grows at most, from before it opens the program to the end of the first round. Of a
+* peak: by how many MiB the process grows at most, from before it opens the program to the end of the first round. Of a
   browser: the memory of WebAssembly after the first round. Its milliseconds are those of the clock.
 
 Weights are random. MobileNetV2's BatchNormalizations have the statistics of sixteen such pictures: with those of a
@@ -293,10 +293,14 @@ def main() -> None:
         print(json.dumps(measure(Path(given.measure), given.repeat)))
         return
     wanted = given.networks.split(";") if given.networks else [""]  # a name may have a comma
+    if strange := [w for w in wanted if not any(n.startswith(w) for n in NETWORKS)]:
+        parser.error(f"no network begins with {strange[0]!r}; there are {'; '.join(NETWORKS)}")
+    if given.json and not given.json.parent.is_dir():
+        parser.error(f"there is no folder {given.json.parent} for {given.json}: make it first")
     rows, pythons = [], given.python or [sys.executable]
     print(f"{given.examples} examples, one thread, {os.cpu_count()} processors\n")
     print(
-        "| network | weights | kB | converted in s | runtime | dtheta | float64 | tape | round ms | ratio | peak MB |"
+        "| network | weights | kB | converted in s | runtime | dtheta | float64 | tape | round ms | ratio | peak MiB |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for name in (n for n in NETWORKS if any(n.startswith(w) for w in wanted)):

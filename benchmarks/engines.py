@@ -20,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import click
 import numpy as np
 import tensorflow as tf
+from listed import Written
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.data.randomness import client_key
@@ -43,7 +44,7 @@ def synthetic(clients: int, examples: int, folder: Path) -> Federation:
 @click.option("--examples", default=600, show_default=True)
 @click.option("--rounds", default=15, show_default=True)
 @click.option("--tau", default=50, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
+@click.option("--json", "json_path", type=Written())
 def main(clients, examples, rounds, tau, json_path):
     """Runs the comparison."""
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import click
 import numpy as np
-from listed import Listed
+from listed import Listed, Several
 from rich.console import Console
 
 from tfpfl import Run, RunConfig
@@ -47,7 +47,7 @@ def shown(rows: list[dict], round_num: int) -> tuple[float, float, float]:
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--setting", type=click.Choice(list(SETTINGS)), multiple=True, default=list(SETTINGS))
 @click.option("--head-rates", type=Listed("head rate", ("rho", "beta", "safe")), default="rho,beta,safe")
-@click.option("--seeds", default="0,1,2")
+@click.option("--seeds", type=Several(int), default="0,1,2")
 def main(out, setting, head_rates, seeds):
     """Trains what is missing and prints the table."""
     console = Console(stderr=True)
@@ -57,7 +57,7 @@ def main(out, setting, head_rates, seeds):
         config, hyper, rounds = SETTINGS[name]
         for rate in head_rates:
             histories = []
-            for seed in map(int, seeds.split(",")):
+            for seed in seeds:
                 asked = RunConfig(
                     algorithm="pflego", rounds=max(rounds), seed=seed, data_seed=0, participation=0.2,
                     evaluate_every=1 if name == "omniglot" else 5,

@@ -20,6 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import click
 import numpy as np
 import tensorflow as tf
+from listed import Written
 
 from tfpfl import Federation, SplitModel, Visit, build_algorithm
 from tfpfl.data.randomness import client_key
@@ -71,7 +72,7 @@ class Course:
 @click.option("--examples", default=600, show_default=True)
 @click.option("--rounds", default=20, show_default=True)
 @click.option("--same", is_flag=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
+@click.option("--json", "json_path", type=Written())
 def main(algorithm, clients, examples, rounds, same, json_path):
     """Runs the comparison."""
     with tempfile.TemporaryDirectory() as folder:

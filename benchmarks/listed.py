@@ -1,14 +1,17 @@
-"""The type of an option that is a list of names, such as `--methods pflego,fedavg`."""
+"""Types of options that are checked before anything is run: lists such as `--methods pflego,fedavg`, files to write."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
 import click
 
-from tfpfl.checks import unknown
+from tfpfl.checks import InvalidArgument, unknown
+from tfpfl.runs.files import check_place
 
 
 class Listed(click.ParamType):
-    """Names with commas between them; another name than the known ones is refused before anything is run.
+    """Names with commas between them; another name than the known ones is refused.
 
     Args:
         what: what has these names.
@@ -27,3 +30,41 @@ class Listed(click.ParamType):
             if name not in self._known:
                 self.fail(unknown(self._what, name, self._known), param, ctx)
         return names
+
+
+class Several(click.ParamType):
+    """Values with commas between them, such as `--seeds 0,1,2`; one that cannot be read is refused.
+
+    Args:
+        read: (text) -> the value, such as int; its ValueError is the reason of the refusal.
+    """
+
+    name = "list"
+
+    def __init__(self, read: Callable[[str], Any]):
+        self._read = read
+
+    def convert(self, value, param, ctx) -> list:
+        """The values as a list."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return [self._read(text) for text in value.split(",")]
+        except ValueError as error:  # InvalidArgument is one
+            self.fail(str(error), param, ctx)
+
+
+class Written(click.Path):
+    """A file that is written when all is done; one that cannot be written is refused before."""
+
+    def __init__(self):
+        super().__init__(path_type=Path)
+
+    def convert(self, value, param, ctx) -> Path:
+        """The path."""
+        path = super().convert(value, param, ctx)
+        try:
+            check_place(path)
+        except InvalidArgument as error:
+            self.fail(str(error), param, ctx)
+        return path

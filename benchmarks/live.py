@@ -149,7 +149,7 @@ def kills(python, clients, tabs, rounds, server_kills, seed, secure):
 @main.command()
 @click.option("--python", required=True)
 @click.option("--clients", default=20)
-@click.option("--rounds", default=40)
+@click.option("--rounds", type=click.IntRange(7), default=40, help="The first five build graphs.")
 def share(python, clients, rounds):
     """CPU seconds of the server for a round of all clients."""
     folder = Path(tempfile.mkdtemp()) / "run"

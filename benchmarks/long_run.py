@@ -24,6 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import click
 import numpy as np
 import psutil
+from listed import Written
 
 from tfpfl.runs import Callback, Run, RunConfig
 
@@ -36,6 +37,9 @@ class Growth(Callback):
 
     def __init__(self, run: Run, log: Path):
         self.run, self.log, self.seconds, self.last = run, log, [], time.perf_counter()
+        self.lines: list[dict] = []  # of this process
+        if not run.store.round_num:  # an earlier run in a folder of this name
+            log.unlink(missing_ok=True)
 
     def round(self, training, row):
         """Measures the time since the last commit, and what there is after every `STEP` rounds."""
@@ -44,6 +48,7 @@ class Growth(Callback):
             self.seconds.append(now - self.last)
         if row["round"] % STEP == 0:
             line = {"round": row["round"], "seconds": float(np.median(self.seconds)), **sizes(self.run.folder)}
+            self.lines.append(line)
             with open(self.log, "a") as file:
                 file.write(json.dumps(line) + "\n")
             show(line)
@@ -82,7 +87,7 @@ def saved(folder: Path) -> dict:
 @click.option("--rounds", type=click.IntRange(STEP), default=3000, show_default=True)
 @click.option("--engine", type=click.Choice(["local", "tff"]), default="local", show_default=True)
 @click.option("--algorithm", default="pflego", show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
+@click.option("--json", "json_path", type=Written())
 def main(folder, rounds, engine, algorithm, json_path):
     """Runs the rounds, then the resume and the comparison."""
     work = {"tau": 10} if algorithm == "pflego" else {}
@@ -91,7 +96,8 @@ def main(folder, rounds, engine, algorithm, json_path):
     log, copy = folder.with_name(f"{folder.name}.jsonl"), folder.with_name(f"{folder.name}-copy")
     print("round   ms/round   MB: memory    children      store     folder")
     with Run.create_or_resume(config, folder) as run:
-        run.train([Growth(run, log)])
+        growth = Growth(run, log)
+        run.train([growth])
         rounds = run.store.round_num  # more than were asked for, if an earlier call has resumed the run
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(folder, copy)
@@ -102,12 +108,13 @@ def main(folder, rounds, engine, algorithm, json_path):
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
     here, resumed = saved(folder), saved(copy)
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    first, last = lines[min(1, len(lines) - 1)], lines[-1]
-    print(f"rounds {first['round']} to {last['round']}: memory {(last['memory'] - first['memory']) / 1e6:+.1f} MB, of "
-          f"children {(last['children'] - first['children']) / 1e6:+.1f} MB, store "
-          f"{(last['store'] - first['store']) / (last['round'] - first['round'] or 1):+.0f} bytes a round, folder "
-          f"{(last['folder'] - first['folder']) / (last['round'] - first['round'] or 1):+.0f}")  # fmt: skip
+    lines = growth.lines  # memory of two processes does not compare
+    if lines:
+        first, last = lines[min(1, len(lines) - 1)], lines[-1]
+        print(f"rounds {first['round']} to {last['round']}: memory {(last['memory'] - first['memory']) / 1e6:+.1f} MB, "
+              f"of children {(last['children'] - first['children']) / 1e6:+.1f} MB, store "
+              f"{(last['store'] - first['store']) / (last['round'] - first['round'] or 1):+.0f} bytes a round, folder "
+              f"{(last['folder'] - first['folder']) / (last['round'] - first['round'] or 1):+.0f}")  # fmt: skip
     print(f"a new process resumed {MORE} rounds after round {rounds} in {seconds:.1f} s, with its start and evaluation")
     if json_path:
         json_path.write_text(json.dumps({"lines": lines, "resume_seconds": seconds, "same": here == resumed}) + "\n")

@@ -27,6 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import click
 import numpy as np
 import tensorflow as tf
+from listed import Written
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.data.randomness import client_key
@@ -159,7 +160,7 @@ def kills(runs, rounds, seed):
 @click.option("--rounds", default=10, show_default=True)
 @click.option("--clients", default=8, show_default=True)
 @click.option("--examples", default=200, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
+@click.option("--json", "json_path", type=Written())
 def throughput(rounds, clients, examples, json_path):
     """Two processes against one, on a convolutional network."""
     if len(os.sched_getaffinity(0)) < 2:
@@ -185,7 +186,7 @@ def throughput(rounds, clients, examples, json_path):
 @click.option("--clients", default=20, show_default=True)
 @click.option("--examples", default=600, show_default=True)
 @click.option("--tau", default=50, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
+@click.option("--json", "json_path", type=Written())
 def overhead(rounds, clients, examples, tau, json_path):
     """Against the local engine, on a dense network."""
     with tempfile.TemporaryDirectory() as root:

@@ -18,10 +18,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import click
 import numpy as np
+from listed import Several
 from rich.console import Console
 
 from tfpfl import PROTOCOLS, Run, RunConfig
 from tfpfl.algorithms import ALGORITHMS, get_method
+from tfpfl.algorithms.parts.objectives import parsed_objective
 from tfpfl.runs.callbacks import Progress
 from tfpfl.runs.protocols import find
 
@@ -41,21 +43,27 @@ HYPER = {  # PFLEGO's rates are those of the comparisons in docs/measured.md
 PARTICIPATION = {"fedavg": 1.0}  # else 0.2
 
 
+def objective(text: str) -> str:
+    """The text of an objective, which is checked."""
+    parsed_objective(text)
+    return text
+
+
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), required=True)
 @click.option("--rounds", default=300)
 @click.option("--algorithm", type=click.Choice(list(ALGORITHMS)), default="fedavg")
-@click.option("--objectives", default="mean,fair:1,fair:2,cvar:0.5")
-@click.option("--seeds", default="0")
+@click.option("--objectives", type=Several(objective), default="mean,fair:1,fair:2,cvar:0.5")
+@click.option("--seeds", type=Several(int), default="0")
 def main(out, rounds, algorithm, objectives, seeds):
     """Trains what is missing and prints the table."""
     console = Console(stderr=True)
     print("| objective | mean | worst 10 % | mean against the mean's | worst 10 % against the mean's |")
     print("|---|---|---|---|---|")
     base = None
-    for objective in objectives.split(","):
+    for objective in objectives:
         found = []
-        for seed in map(int, seeds.split(",")):
+        for seed in seeds:
             config = RunConfig(
                 algorithm=algorithm, objective=objective, rounds=rounds, seed=seed,
                 participation=PARTICIPATION.get(algorithm, 0.2), hyperparameters=HYPER.get(algorithm, {}), **SETTING,

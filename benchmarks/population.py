@@ -20,6 +20,7 @@ import click
 import keras
 import numpy as np
 import psutil
+from listed import Written
 
 from tfpfl import Federation, Sampling, SplitModel, Training, build_algorithm
 from tfpfl.runs.store import RunStore
@@ -52,7 +53,7 @@ def training(folder: Path, cohort: int) -> Training:
 @click.command(help=__doc__)
 @click.option("--rounds", default=15, show_default=True)
 @click.option("--cohort", default=50, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
+@click.option("--json", "json_path", type=Written())
 def main(rounds, cohort, json_path):
     """Runs the comparison."""
     process = psutil.Process()

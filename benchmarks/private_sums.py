@@ -19,7 +19,9 @@ from pathlib import Path
 import click
 import keras
 import numpy as np
+from listed import Several
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, load_source
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import EV_ALL, find
@@ -57,10 +59,19 @@ def network(folder: Path) -> Path:
     return path
 
 
+def number_of_clients(text: str) -> int:
+    """A number of clients for whom there are six training pictures each."""
+    if not 1 <= int(text) <= 10_000:
+        raise InvalidArgument(
+            f"clients must be from 1 to 10,000, since MNIST has 60,000 training pictures; found {text}"
+        )
+    return int(text)
+
+
 @click.command()
-@click.option("--clients", default="100,1000,10000")
-@click.option("--noise", default="0,1,4", help="Noise multipliers; 0: no noise.")
-@click.option("--seeds", default="0,1,2")
+@click.option("--clients", type=Several(number_of_clients), default="100,1000,10000")
+@click.option("--noise", type=Several(float), default="0,1,4", help="Noise multipliers; 0: no noise.")
+@click.option("--seeds", type=Several(int), default="0,1,2")
 @click.option("--rounds", default=30)
 @click.option("--clip", default=1.0)
 @click.option("--eta", default=0.3)
@@ -70,9 +81,9 @@ def main(clients, noise, seeds, rounds, clip, eta, out):
     with tempfile.TemporaryDirectory() as temporary:
         folder, found = out or Path(temporary), defaultdict(list)
         folder.mkdir(parents=True, exist_ok=True)
-        for people in map(int, clients.split(",")):
-            for z in map(float, noise.split(",")):
-                for seed in map(int, seeds.split(",")):
+        for people in clients:
+            for z in noise:
+                for seed in seeds:
                     config = RunConfig(
                         algorithm="fedavg",
                         hyperparameters={"eta": eta, "steps": 5, "weighting": "uniform"},

@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import click
 import numpy as np
 import tensorflow as tf
-from listed import Listed
+from listed import Listed, Written
 
 from tfpfl import Federation, Simulation, SplitModel, Visit, build_algorithm
 from tfpfl.algorithms import ALGORITHMS, ClientData, get_method
@@ -54,7 +54,7 @@ METHODS = {  # name: (algorithm, its options, those of the Simulation)
 }
 SLOW = ("FedPer", "FedAvg")
 network_option = click.option("--network", type=click.Choice(list(CASES)), default="mlp200", show_default=True)
-json_option = click.option("--json", "json_path", type=click.Path(path_type=Path))
+json_option = click.option("--json", "json_path", type=Written())
 
 
 class Case:
@@ -250,7 +250,7 @@ def bare(rounds, steps, names, json_path):
 
 @main.command()
 @network_option
-@click.option("--method", help="Only this one, in this process.")
+@click.option("--method", type=click.Choice(["imports", "floor", *METHODS]), help="Only this one, in this process.")
 @json_option
 def memory(network, method, json_path):
     """The peak resident set of a process that runs three rounds of a method and nothing else."""

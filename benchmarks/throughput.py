@@ -15,12 +15,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import click
 import numpy as np
+from listed import Written
 
 CASES = {  # name: (network, shape of an example, classes, examples, batch or None for all, steps)
     "Omniglot, all 480 examples": ("omniglot_4conv", (28, 28, 1), 30, 480, None, 3),
@@ -115,7 +115,7 @@ def keras_loop(tf, keras, network, shape, classes, x, y, batch, steps):
 
 @click.command()
 @click.option("--repeats", default=7, show_default=True)
-@click.option("--json", "file", type=click.Path(path_type=Path))
+@click.option("--json", "file", type=Written())
 @click.option("--threads", type=int, hidden=True)
 def main(repeats, file, threads):
     """Prints Markdown."""

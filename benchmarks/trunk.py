@@ -22,6 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import click
 import keras
 import numpy as np
+from listed import Written
 
 from tfpfl import Federation, Simulation, SplitModel, build_algorithm
 from tfpfl.engines.visit import visits
@@ -104,7 +105,7 @@ def measured(train_from: str, adapters: str | None, method: str, rounds: int, fo
 @click.option("--adapters", default="lora:4", show_default=True, help="'none' for no adapters.")
 @click.option("--method", type=click.Choice(list(SETTINGS)), default="pflego", show_default=True)
 @click.option("--rounds", default=7, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path))
+@click.option("--json", "json_path", type=Written())
 def main(train_from, adapters, method, rounds, json_path):
     """Measure, and print a table."""
     with tempfile.TemporaryDirectory() as folder:

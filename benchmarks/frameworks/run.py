@@ -46,6 +46,7 @@ from tfpfl.algorithms.parts.local_training import shuffled
 from tfpfl.data import load_source
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.randomness import client_key
+from tfpfl.runs.files import check_place
 
 HERE = Path(__file__).parent
 OURS = "tfpfl"
@@ -83,6 +84,8 @@ def main(rounds, seeds, frameworks, evaluate_every, json_path):
         raise click.ClickException(f"unknown frameworks {sorted(unknown)}: some of {';'.join(FRAMEWORKS)}")
     if rounds <= WARM_UP:
         raise click.ClickException(f"--rounds must be above {WARM_UP}, which do not count; found {rounds}")
+    if json_path:
+        check_place(json_path)
     console = Console(width=120)
     try:
         source = load_source("cifar10")
@@ -288,7 +291,7 @@ class Worker:
             except OSError:
                 continue
             total += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-        return total / 1000
+        return total * 1024 / 1e6  # the kernel counts KiB
 
 
 def end_all(*_):
@@ -402,7 +405,9 @@ def summarize(results) -> dict:
         if final:
             row["accuracy"] = {seed: round(a, 2) for seed, a in final.items()}
             row["mean_accuracy"] = round(float(np.mean(list(final.values()))), 2)
-            differences = [a - scores[max(scores)] for s, a in final.items() if (scores := ours["accuracy"].get(s))]
+            differences = [
+                a - scores[max(scores)] for s, a in final.items() if (scores := ours.get("accuracy", {}).get(s))
+            ]
             if differences:
                 row["difference"] = round(float(np.mean(differences)), 2)
     return summary

@@ -28,7 +28,7 @@ from tfpfl.data import Federation
 from tfpfl.live import asking as module
 from tfpfl.live.asking import Asking
 from tfpfl.live.book import Book
-from tfpfl.live.flower import FILES
+from tfpfl.live.flower import FILES, toml_of
 from tfpfl.live.rules import Rules
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.folders import LIVE
@@ -281,6 +281,12 @@ def test_the_app_that_the_command_writes(bare_run, tmp_path):
 def is_entry(node):
     """Whether it is config["..."]."""
     return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "config"
+
+
+def test_settings_are_toml_whatever_the_folder_is_called():
+    """TOML has no surrogate pairs, and no DEL that stands for itself."""
+    for value in ("/home/Zoë/runs 😀/fl", 'C:\\runs\\"a"', "a\tb\nc\x7f", 0.5, 3):
+        assert tomllib.loads(f"run = {toml_of(value)}") == {"run": value}
 
 
 def test_a_run_that_devices_cannot_compute_is_refused(tmp_path):

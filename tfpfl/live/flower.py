@@ -48,7 +48,12 @@ def write_app(run, out: Path, rules: Rules, patience: float = 120.0) -> None:
         "patience": float(patience),
     }
     with open(out / "pyproject.toml", "a", encoding="utf-8") as file:
-        file.writelines(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+        file.writelines(f"{name} = {toml_of(value)}\n" for name, value in settings.items())
+
+
+def toml_of(value) -> str:
+    """A text or a number as TOML has it: JSON, but that characters beyond U+FFFF stand for themselves."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def next_steps(run, out: Path) -> str:

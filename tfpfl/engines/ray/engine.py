@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -320,7 +321,11 @@ def federation_on_node(path: str, expected: str, files: dict | None = None) -> F
 
 def versions() -> dict:
     """The versions of the packages on which the numbers depend: {name: version}."""
-    return {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__}
+    try:
+        own = version("tfpfl")
+    except PackageNotFoundError:  # a checkout that is not installed
+        own = None
+    return {"tfpfl": own, "tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__}
 
 
 def connect(machines: Machines):
