@@ -376,7 +376,7 @@ def test_what_cannot_be_is_refused_when_it_is_traced():
         run(build_algorithm("pflego", toy.model, toy.population, chunk=2), toy)
     with pytest.raises(ValueError, match="method does not carry the moving statistics: build it.*build_algorithm"):
         run(fedavg(toy.model, toy.population), toy)
-    with pytest.raises(ValueError, match="loop of its own"):
+    with pytest.raises(ValueError, match="cannot be computed in parts"):
         run(build_algorithm("scaffold", normed("shared").model, toy.population, option="I"), toy)
 
 
