@@ -99,7 +99,7 @@ def fed3r(
     normalize: bool = True,
     temperature: float = 0.1,
     local_labels: bool = False,
-    eta_ft: float = 0.01,
+    eta_ft: float = 0.001,
     steps_ft: int | None = None,
     epochs_ft: int | None = None,
     batch_size: int | None = None,
@@ -132,7 +132,8 @@ def fed3r(
             before it.
         local_labels: whether a client's classes are those of its training examples only: the bias of the others is
             -10,000 before the refinement.
-        eta_ft: learning rate of the refinement by a client, >= 0; the head's before it is divided.
+        eta_ft: learning rate of the refinement by a client, >= 0; the head's before it is divided. The authors have 0.01
+            with a pretrained network; with large features that is too much.
         steps_ft, epochs_ft: E_ft, the refinement's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
             50 steps.
         batch_size, momentum: of the refinement, as in `fedavg`.
