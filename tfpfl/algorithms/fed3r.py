@@ -132,8 +132,8 @@ def fed3r(
             before it.
         local_labels: whether a client's classes are those of its training examples only: the bias of the others is
             -10,000 before the refinement.
-        eta_ft: learning rate of the refinement by a client, >= 0; the head's before it is divided. The authors have 0.01
-            with a pretrained network; with large features that is too much.
+        eta_ft: learning rate of the refinement by a client, >= 0; the head's before it is divided. The authors have
+            0.01 with a pretrained network; with large features that is too much.
         steps_ft, epochs_ft: E_ft, the refinement's mini-batches or passes; one of the two, >= 0, 0 for none. Default:
             50 steps.
         batch_size, momentum: of the refinement, as in `fedavg`.
