@@ -10,7 +10,8 @@ from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
 from helpers.toys import distance, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, fedavg_ft, fedbabu, fedper, fedprox, fedprox_ft, finetuned, lg_fedavg, pflego
 from tfpfl.algorithms.parts.local_training import local_solver
-from tfpfl.models.losses import cross_entropy
+from tfpfl.algorithms.transforms import with_objective
+from tfpfl.models.losses import client_loss, cross_entropy
 from tfpfl.models.weights import Weights
 from tfpfl.studies import battery
 
@@ -135,6 +136,15 @@ def test_what_is_not_fine_tuned_stays_shared(data, base, part, shares):
     if base is fedavg:
         [finding] = battery.check_algorithm(build, checks=[battery.what_is_shared_is_declared])
         assert finding.status == "ok", finding.why
+
+
+def test_fair_weighs_with_the_loss_before_fine_tuning_also_without_a_global_model(data):
+    base = fedper(data.model, data.population, steps=3)
+    fair = with_objective(finetuned(base, steps_ft=5), "fair:1")
+    theta, state, visit = base.init_server(), base.init_client(data.visit(2).info), data.visit(2)
+    w = base.personal_model(theta, state, visit)
+    expected = float(client_loss(data.model)(w, visit.x, visit.y)) * len(visit.y)
+    assert abs(float(fair.client_update(theta, state, visit).weight) - expected) < 1e-12
 
 
 def test_refusals(data):

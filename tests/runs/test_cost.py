@@ -259,3 +259,12 @@ def test_steps_on_batches_count_for_a_client_of_usual_size(tmp_path):
         one = 20 * 8 * (sum(backbone) + sum(head))
         assert run.flops == pytest.approx(one)
         assert run.passes == Passes(10, 10)  # of the smallest client: 8 and 2 of 10 examples in turn
+
+
+def test_whether_a_client_straggles_in_round_1_says_nothing_of_the_others(six_clients, tmp_path):
+    """Its part of the work was taken for that of a visit: passes, clock and deadlines then followed from the seed."""
+    for seed in range(3):
+        given = {"epochs": 20, "straggler": 0.9}
+        config = RunConfig(algorithm="fedprox", network="mlp200", seed=seed, hyperparameters=given)
+        with Run.create(config, tmp_path / str(seed), six_clients) as run:
+            assert run.passes == Passes(20, 20)

@@ -44,6 +44,19 @@ def test_first_weights(given, init, word, federation, tmp_path):
     assert ("--network-init" in again) == (init == "stax" or "preset" in given)
 
 
+def test_the_first_head_of_a_preset_and_of_a_configuration(federation, tmp_path):
+    """What a user asks for comes before the preset's own, as at the command line."""
+    for given, expected in (({}, "uniform01"), ({"head_init": "zeros"}, "zeros")):
+        config, _, words = theta_of(runs.config(preset="code", **given), tmp_path / expected, federation)
+        assert config.hyperparameters["head_init"] == expected
+        assert (f"--head-init {expected}" in words) == bool(given)
+
+
+def test_a_method_with_a_first_head_of_its_own_says_that_it_does_not_use_another(federation, tmp_path):
+    with pytest.warns(UserWarning, match="FedBABU does not use head_init=zeros: its fixed head has orthogonal rows"):
+        theta_of(RunConfig(algorithm="fedbabu", head_init="zeros"), tmp_path / "run", federation)
+
+
 def test_run_ids_of_what_there_was_do_not_change(federation, tmp_path):
     plain = theta_of(runs.config(), tmp_path / "plain", federation)[0]
     assert theta_of(runs.config(init="keras"), tmp_path / "keras", federation)[0].run_id == plain.run_id

@@ -24,6 +24,7 @@ from tfpfl.algorithms import ALGORITHMS
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
+from tfpfl.algorithms.transforms import scheduled
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data import Federation
@@ -169,6 +170,16 @@ def test_the_protocol_of_pgfed_is_the_same_for_all(federation):
     carry = weights.start(server.theta, pflego.init_client(visit.info), data)
     moved = weights.model(weights.epoch(carry, data, 0))
     assert distance(moved.theta, server.theta) > 1e-4
+
+
+def test_clients_that_train_alone_start_from_the_first_model_also_where_rates_follow_a_schedule(federation):
+    """The number of the round is all that is sent then."""
+    plain = make("local", federation, eta=0.1, epochs=1, batch_size=4)
+    found = []
+    for algorithm in (plain, scheduled(plain, "inverse:1")):
+        adapt = fine_tuning(algorithm, eta=0.05, batch_size=4)
+        found.append(adapt_clients(algorithm, federation, algorithm.init_server(), epochs=2, adapt=adapt).loss)
+    np.testing.assert_allclose(*found, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -238,6 +238,7 @@ FED3R = Method(
     no_server_opt="its server solves a linear system, and takes no steps. Use fedavg for steps",
     no_client_opt="its clients take no steps in training. Use eta_ft and momentum for their refinement",
     no_objective="its server solves for the head on the examples of all clients, each counted once. Use fedavg",
+    no_head_init="its first head is 0, and the next one is the solution",
     no_median="a client sends its sums once and zeros afterwards, and the head is that of all sums together. Use "
     "on_broken='reject' (--on-broken reject) against broken clients",
     no_batch_norm=dict.fromkeys(("local", "shared"), "its backbone is never trained. Use 'frozen'"),

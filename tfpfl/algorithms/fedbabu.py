@@ -128,4 +128,5 @@ FEDBABU = Method(
     down="b",
     up="b",
     reference="Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022",
+    no_head_init="its fixed head has orthogonal rows",
 )

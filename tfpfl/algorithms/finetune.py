@@ -89,7 +89,12 @@ def finetuned(
     left = {"full": None, "head": "backbone", "body": "head"}[part]  # the part that fine-tuning does not change
     shares = left if algorithm.shares in ("model", left) else None
     return algorithm._replace(
-        personal_model=personal_model, global_model=shared, adapt=adapt, shares=shares, predictor=None
+        personal_model=personal_model,
+        global_model=shared,
+        begins=algorithm.begins if shared else algorithm.beginning,
+        adapt=adapt,
+        shares=shares,
+        predictor=None,
     )
 
 

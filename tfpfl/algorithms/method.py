@@ -53,6 +53,7 @@ class Method:
     only_classes: str = ""  # why the head's kind must be 'classification', and what to use instead
     sends: str = "update"  # what a client sends: the 'gradient' of its loss, or an 'update'; see `with_objective`
     no_objective: str = ""  # why there is no other objective than the mean, and what to use instead
+    no_head_init: str = ""  # why `head_init` of a run changes nothing
     no_median: str = ""  # why a median or trimmed mean of the updates means nothing, and what to use instead
     no_batch_norm: dict = field(default_factory=dict)  # 'local' or 'shared' -> why the method cannot have it
     warning: Callable | None = None  # (history rows) -> what a user should know of a run of these rounds, or None

@@ -207,6 +207,8 @@ class RunConfig:
         """
         row = self.method
         preset = row.presets.get(self.preset, {})
+        if "head_init" in preset and self.head_init != RunConfig.head_init:
+            preset = preset | {"head_init": self.head_init}
         defaults = {name: p.default for name, p in row.hyperparameters.items()}
         manifest = federation.manifest
         resolved = asdict(self) | {

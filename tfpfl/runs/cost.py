@@ -119,12 +119,16 @@ def count_work(build: Callable[..., Algorithm], model, data: ClientData) -> Work
 
 
 def first_visit(run: "Run", place: int) -> Work:
-    """The work of a client's first visit in a run; `place` is the client's among those that train."""
+    """The work of a client's first visit in a run; `place` is the client's among those that train.
+
+    It is the whole work: whether this client is a straggler in round 1 says nothing of the others.
+    """
     client_id = int(run.population.client_ids[place])
     x, y = run.federation.arrays(client_id, "train", labels=run.population.labels)
     key = client_key(run.config.seed, 1, [client_id])[0]
     data = ClientData(x, y, run.population.info(client_id), key)
-    return count_work(lambda model: run.recipe.method(model, run.population), run.whole, data)
+    whole = {"straggler": 0.0} if "straggler" in run.config.method.hyperparameters else {}
+    return count_work(lambda model: run.recipe.method(model, run.population, **whole), run.whole, data)
 
 
 def backbone_flops(model) -> Flops:
@@ -165,7 +169,9 @@ def visit_flops(work: Work, model, num_examples: float, num_classes: float) -> f
     Every pass goes through the backbone and the head. A step on the head alone counts the logits and the gradient of
     the head. What is computed only for a log or a comparison, such as the loss before PFLEGO's steps, is not counted.
     Nor is what a method computes beside its passes: Fed3R's products of features (on `mlp200` several times its pass),
-    FedCP's policy and kernels, GPFL's embeddings; and what it does in later visits only, as FedALA with p > 1.
+    FedCP's policy and kernels, GPFL's embeddings; with inner_opt='exact' more of the solution than one step, which is
+    2 min(N_i, M + 1) (M + 1) operations an example; the estimate for head_rate='safe', which are a few steps; and what
+    it does in later visits only, as FedALA with p > 1.
 
     Args:
         work: counted by `count_work`.

@@ -28,6 +28,8 @@ def check_needs(config: RunConfig) -> None:
     _check_used(config)
     check_statistic(config)
     check_engine(config.engine)
+    if config.head_init != RunConfig.head_init and config.method.no_head_init:  # in a comparison, others may use it
+        warn_user(f"{config.title} does not use head_init={config.head_init}: {config.method.no_head_init}")
     for name in config.metrics:
         as_metric(name, config.kind)
     if config.aggregator in PRIVATE or config.secure_noise is not None:

@@ -101,9 +101,9 @@ class Recipe:
             model = model.with_batch_norm(self.row.batch_norm)
         return model if self.row.model is None else self.row.model(model)
 
-    def method(self, model: SplitModel, population: Population) -> Algorithm:
-        """Builds the algorithm as its method has it, without the wrappers of `algorithm`."""
-        return build_algorithm(self.row, model, population, **self.config.hyperparameters)
+    def method(self, model: SplitModel, population: Population, **other: Any) -> Algorithm:
+        """Builds the algorithm as its method has it, without the wrappers of `algorithm`; with `other` hyperparameters."""
+        return build_algorithm(self.row, model, population, **(self.config.hyperparameters | other))
 
     def algorithm(self, model: SplitModel, population: Population) -> Algorithm:
         """Builds the algorithm, and wraps it as the configuration says.

@@ -26,6 +26,7 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData
 from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.optimizers import sgd
 from tfpfl.algorithms.transforms.normalization import with_fixed_statistics
+from tfpfl.algorithms.transforms.schedule import counted_part
 from tfpfl.checks import InvalidArgument, check_rates, check_type, check_whole_number, unknown
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import ClientInfo
@@ -101,7 +102,7 @@ def fine_tuning(
     def start(message, state, data):
         if algorithm.global_model is not None:
             return algorithm.global_model(message)
-        nothing_is_sent = not tf.nest.flatten(message)  # Local: a new client starts from w^0, as all did
+        nothing_is_sent = not tf.nest.flatten(counted_part(message))  # Local: a new client starts from w^0, as all did
         if algorithm.shares_backbone or nothing_is_sent:
             if algorithm.adapt is None:
                 return algorithm.personal_model(message, state, data)
