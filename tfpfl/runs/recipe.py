@@ -102,7 +102,7 @@ class Recipe:
         return model if self.row.model is None else self.row.model(model)
 
     def method(self, model: SplitModel, population: Population, **other: Any) -> Algorithm:
-        """Builds the algorithm as its method has it, without the wrappers of `algorithm`; with `other` hyperparameters."""
+        """Builds the method without the wrappers of `algorithm`; `other` hyperparameters replace those of the run."""
         return build_algorithm(self.row, model, population, **(self.config.hyperparameters | other))
 
     def algorithm(self, model: SplitModel, population: Population) -> Algorithm:
