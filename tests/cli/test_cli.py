@@ -97,7 +97,7 @@ def test_patience_without_validation_examples_is_refused(tmp_path):
     refused = error("run", "--federation", "none", "--patience", 12, "--out", "run")
     assert "make it anew with tfpfl partition --validation 0.2" in refused
     said = tfpfl("run", *some, "--validation", 0.2, "--evaluate-every", 5, "--out", "run")
-    assert "Warning: patience=12 cannot stop this run: of its 12 rounds 10 are evaluated." in said
+    assert "Warning: patience=12 cannot stop this run: of its 12 rounds 2 count for it." in said
 
 
 def test_run_resume_evaluate(federation, tmp_path):

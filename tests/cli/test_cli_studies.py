@@ -204,7 +204,7 @@ def test_reproduce_lists_shows_and_writes(tmp_path):
     assert all(name in said for name in EXPERIMENTS)
     ledger = tmp_path / "ledger.json"
     accuracy = {"pflego": [98.4, 0.5], "EV-all": [98.1, 0.4]}
-    entry = {"rounds": 50, "asked": 50, "scale": "laptop", "stopped": None, "seconds": 4.0, "seconds a round": 0.1}
+    entry = {"rounds": 200, "asked": 200, "scale": "laptop", "stopped": None, "seconds": 4.0, "seconds a round": 0.1}
     entry |= {
         "accuracy": accuracy,
         "rounds to 70 %": 1,
@@ -218,7 +218,7 @@ def test_reproduce_lists_shows_and_writes(tmp_path):
     assert "98.40 ± 0.50" in said and "-0.30" in said and "one seed" in said
     assert "PFLEGO is no more than 0.6 points below the paper: holds" in said
     assert (
-        "| MNIST, 2 | PFLEGO | 98.70 ± 0.21 | 98.40 ± 0.50 | -0.30 | 98.10 ± 0.40 | 50 | 1 |"
+        "| MNIST, 2 | PFLEGO | 98.70 ± 0.21 | 98.40 ± 0.50 | -0.30 | 98.10 ± 0.40 | 200 | 1 |"
         in (tmp_path / "out.md").read_text()
     )
     assert "did you mean 'pflego-table1'" in call("reproduce", "pflego-tabel1", "--no-run", "--ledger", ledger, code=1)

@@ -217,6 +217,19 @@ def test_early_stopping(scores, patience, stops_after):
         assert f"not risen above {max(s for s in scores if s):.4f} in {patience}" in training.stop_reason
 
 
+def test_patience_is_as_long_in_the_last_ten_rounds_which_are_all_evaluated():
+    """Every tenth round counts: rounds 91 and 92 were two of patience, in place of 20 rounds."""
+    stopping = EarlyStopping(2)
+    training = SimpleNamespace(stop_reason=None, model_name="personal", store=RunStore(), evaluate_every=10)
+    stopping.start(training, 120)
+    for t in [*range(10, 110, 10), *range(111, 121)]:
+        score = 0.5 + t / 1000 if t <= 100 else 0.1
+        stopping.round(training, {"round": t, "personal validation accuracy": score})
+        assert training.stop_reason is None, t
+    stopping.round(training, {"round": 130, "personal validation accuracy": 0.1})
+    assert training.stop_reason.endswith("in 2 evaluated rounds")
+
+
 @pytest.mark.parametrize(("saved", "stops_at_once"), [([0.5, 0.6, 0.4, 0.3], True), ([0.5, 0.6, 0.4], False)])
 def test_early_stopping_of_a_resumed_training_remembers_the_saved_rounds(saved, stops_at_once):
     """Where its patience had ended, it stops before another round; else the next bad round ends it."""

@@ -1,5 +1,6 @@
 """Everything that a run can be made of has a work to cite, and BibTeX can read it."""
 
+import json
 import re
 
 import pytest
@@ -29,7 +30,9 @@ def test_everything_has_an_entry():
 
 def test_nothing_is_cited_that_is_not_there():
     there = {*ALGORITHMS, *(row["name"] for row in list_datasets()), *PARTITIONERS}
-    assert set(cite.names()) - there == {"tfpfl", "tff", "tensorflow", "keras", "tfds", "emnist", "speech_embedding"}
+    software = {"tfpfl", "tff", "tensorflow", "keras", "tfds"}
+    options = {"lora", "scale_shift", "bottleneck", "fair", "cvar"}
+    assert set(cite.names()) - there == software | options | {"emnist", "speech_embedding"}
 
 
 def test_entries_are_bibtex():
@@ -74,6 +77,9 @@ def test_of_a_run(a_run, tmp_path):
     config.write_text(text.replace('"engine": "local"', '"engine": "tff"'))
     expected = ["pflego", "mnist", "dirichlet", "tfpfl", "tensorflow", "keras", "tff", "tfds"]
     assert cite.names_of_run(a_run) == expected
+    found = json.loads(config.read_text()) | {"adapters": "lora:2", "objective": "fair:1", "batch_norm": "local"}
+    config.write_text(json.dumps(found))
+    assert cite.names_of_run(a_run) == [*expected[:3], "lora", "fair", "fedbn", *expected[3:]]
     with pytest.raises(ValueError, match="is not a run folder"):
         cite.names_of_run(tmp_path)
 

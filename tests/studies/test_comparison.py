@@ -15,10 +15,11 @@ from tfpfl.data import Federation
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.cost import Passes, Work, visit_flops
-from tfpfl.runs.protocols import EV_LOCAL, protocol
+from tfpfl.runs.protocols import EV_LOCAL, PROTOCOLS, protocol
 from tfpfl.runs.run import Run
 from tfpfl.studies import comparison
 from tfpfl.studies.records import Record
+from tfpfl.studies.run_groups import by_data, check_comparable
 
 
 @pytest.fixture(scope="module")
@@ -214,8 +215,42 @@ def test_means_over_seeds_that_do_not_compare_are_told():
         "The mean of FedPer is over seeds with different rounds: "
         f"{whole[0].rounds} of seed 0; 4 of seed 1. Curves end where the first does."
     )
-    (note,) = [n for n in comparison.notes([*whole, made("local", 0)]) if "different" in n]
-    assert note == "Gains and p compare means over different seeds: Local 0; FedPer 0, 1."
+    (note,) = [n for n in comparison.notes([*whole, made("local", 0)]) if "Gains and p" in n]
+    assert note == "Gains and p of FedPer are over seed 0, which Local has too."
+    (note,) = [n for n in comparison.notes([*whole, made("local", 2)]) if "Gains and p" in n]
+    assert note == "Gains and p compare means over different seeds: Local 2; FedPer 0, 1."
+    assert not any("Gains" in n for n in comparison.notes([*whole, made("local", 0)], gains=False))
+
+
+def test_runs_that_ended_early_are_told():
+    """Why, and of which rounds their means are; those that diverged stood in a table like the others."""
+    run = made("fedper", 0)
+    stopped = replace(run, summary=run.summary | {"stopped": "round 13 diverged: ..."})
+    scores = [score._replace(round_num=10 * score.round_num) for score in run.evaluations]
+    short = replace(made("fedper", 1, rounds=12), evaluations=scores)
+    short = replace(short, config=replace(short.config, rounds=99))
+    told = comparison.notes([stopped, short])
+    assert "FedPer, seed 0, stopped after round 12: round 13 diverged: ...." in told
+    assert "FedPer, seed 1, has 12 of its 99 rounds. Its mean is of rounds 30 to 120." in told
+    assert not any("rounds" in note for note in comparison.notes([run]))
+
+
+def test_data_that_the_same_seed_has_split_in_two_ways_are_different_data():
+    """Two files of one name, for example: they had been averaged as two seeds."""
+    first, other = made("fedper", 0), made("fedper", 1, federation_hash="e" * 64)
+    with pytest.raises(ValueError, match="were split by the same data seed, 0. So the data themselves were others"):
+        check_comparable([first, other])
+    check_comparable([first, made("fedper", 1, federation_hash="e" * 64, data_seed=1)])
+    own = ((0, "e"), (1, "f"))  # splits that the user made
+    check_comparable([made("fedper", seed, federation_hash=64 * h, partition="from_clients") for seed, h in own])
+    assert len(by_data([first, other])) == 2 and len(by_data([first, made("fedper", 1)])) == 1
+
+
+def test_who_had_taken_part_is_told_of_the_round_that_is_shown():
+    runs = [made("fedper", 0, took_part={i: 1 + 2 * i for i in range(6)})]
+    assert any(note.startswith("In the last round ") for note in comparison.notes(runs))
+    best = comparison.notes(runs, PROTOCOLS["validated"])
+    assert any(note.startswith("In the round that is shown ") for note in best)
 
 
 def test_runs_on_other_data_are_refused_before_any_training(six_clients, tmp_path):

@@ -254,6 +254,15 @@ def test_verdicts():
     ]
 
 
+def test_a_bound_by_a_number_of_the_paper_says_nothing_of_fewer_rounds():
+    """An order of methods may be told of fewer rounds, which stand beside it; the paper's number has all."""
+    bound = TOY._replace(orderings=(Ordering("PFLEGO is near", ("digits",), at_least("pflego", 85.0), ("pflego",)),))
+    cells = {"digits | pflego": seeds((80.0, 1.0))}
+    assert [v.held for v in ledgers.verdicts(bound, cells)] == ["fails"]
+    cells["digits | pflego"]["seeds"]["0"] |= {"rounds": 2}
+    assert [v.held for v in ledgers.verdicts(bound, cells)] == ["open"]
+
+
 def test_a_seed_with_fewer_rounds_than_another_counts_in_no_mean(toy):
     """Half-trained models would pull the mean down, and widen its interval."""
     cells = {"digits | pflego": seeds((90.0, 1.0), (70.0, 1.0), (80.0, 2.0)), "digits | fedavg": seeds((85.0, 1.0))}

@@ -177,7 +177,9 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         console.print(metrics_of_algorithms(table, names))
     for path in write:
         if path.suffix == ".tex":
-            write_whole(path, latex(paper_table({"": table}, columns, wanted, more=" ".join(notes))))
+            gains = any(column.startswith(("gain", "worse", "p ", "pairs")) for column in columns)
+            shown = comparing.notes(records, wanted, pairs=pairs, gains=gains)
+            write_whole(path, latex(paper_table({"": table}, columns, wanted, more=" ".join(shown))))
         else:
             write_whole(path, comparing.text(table, path.suffix[1:], wanted, notes))
     if plot:

@@ -128,7 +128,9 @@ class TensorBoard(Callback):
 class EarlyStopping(Callback):
     """Stops the training when a mean over clients on validation examples has not got better for some evaluated rounds.
 
-    It reads the history from the store. So a resumed training stops in the same round as an uninterrupted one.
+    Only every `evaluate_every`th round counts, so that patience is as long in the last ten rounds, which are all
+    evaluated. It reads the history from the store. So a resumed training stops in the same round as an uninterrupted
+    one.
 
     Args:
         patience: the number of evaluated rounds, at least 1.
@@ -174,7 +176,8 @@ class EarlyStopping(Callback):
 
     def _see(self, training, row):
         score = row.get(f"{training.model_name} validation {self.monitor}")
-        if score is None or np.isnan(score):
+        every = getattr(training, "evaluate_every", 1) or 1
+        if score is None or np.isnan(score) or row["round"] % every:  # the last ten, which are evaluated in any case
             return
         self._scores.append(score)
         best = int(np.argmax(self._scores) if self._best_is == "max" else np.argmin(self._scores))

@@ -108,12 +108,12 @@ def check_patience(config: RunConfig, federation: Federation) -> None:
             f"patience={config.patience} looks at validation examples, and the federation has none, so that the run "
             f"would never stop: {more_validation(config)}, or leave patience out"
         )
-    every, last = config.evaluate_every, max(config.rounds - LAST_ROUNDS, 0)
-    evaluated = config.rounds - last + (last // every if every else 0)
+    every = config.evaluate_every
+    evaluated = config.rounds // every if every else min(config.rounds, LAST_ROUNDS)
     if evaluated <= config.patience:
         warn_user(
-            f"patience={config.patience} cannot stop this run: of its {config.rounds} rounds {evaluated} are "
-            "evaluated. Evaluate more often (--evaluate-every), or take less patience"
+            f"patience={config.patience} cannot stop this run: of its {config.rounds} rounds {evaluated} count "
+            "for it. Evaluate more often (--evaluate-every), or take less patience"
         )
 
 

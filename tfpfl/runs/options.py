@@ -232,7 +232,8 @@ SECTIONS = {
         ),
         RunOption(
             "evaluate_every",
-            "Number of rounds from one evaluation to the next; 0: none. The last ten rounds are evaluated in any case.",
+            "Number of rounds from one evaluation to the next; 0: none. The last ten rounds are evaluated in any case, "
+            "if the run gets so far.",
             int,
         ),
         RunOption(

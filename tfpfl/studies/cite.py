@@ -82,11 +82,11 @@ def names_of_run(folder: str | Path) -> list[str]:
     from tfpfl.data.omniglot import DRAWERS
     from tfpfl.data.tfds import TFDS_IMAGES
 
-    algorithm, dataset, partition, engine = _used(folder)
+    algorithm, dataset, partition, engine, more = _used(folder)
     software = ["tfpfl", "tensorflow", "keras", *(["tff"] if engine == "tff" else [])]
     software += ["tfds"] if dataset in (*TFDS_IMAGES, DRAWERS) else []
     known = names()
-    return [name for name in (algorithm, dataset, partition, *software) if name in known]
+    return [name for name in (algorithm, dataset, partition, *more, *software) if name in known]
 
 
 def method_without_work(folder: str | Path) -> str | None:
@@ -100,10 +100,13 @@ def method_without_work(folder: str | Path) -> str | None:
 
 
 def _used(folder: str | Path) -> list:
-    """Algorithm, data set, partition and engine of a run."""
+    """Algorithm, data set, partition and engine of a run, and what else it has: adapters, an objective, own norms."""
     path = Path(folder) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        return [config[name] for name in ("algorithm", "dataset", "partition", "engine")]
+        more = [str(config.get(name) or "").partition(":")[0] for name in ("adapters", "objective")]
+        if config.get("batch_norm") == "local" and config["algorithm"] != "fedbn":
+            more.append("fedbn")
+        return [*(config[name] for name in ("algorithm", "dataset", "partition", "engine")), more]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidArgument(f"{folder} is not a run folder: {path} cannot be read ({error})") from error

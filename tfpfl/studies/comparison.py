@@ -42,7 +42,7 @@ from tfpfl.studies.run_groups import (
     paired,
     pairs_protocol,
 )
-from tfpfl.studies.told import told_classes, told_conditions, told_lengths, told_seen, told_splits
+from tfpfl.studies.told import told_classes, told_conditions, told_ends, told_lengths, told_seen, told_splits
 
 BASELINES = ("local", "fedavg_ft")
 COLUMNS = (  # of every table from `rows`; some are NaN, or left out, where the runs have no such number
@@ -249,14 +249,23 @@ def other_metrics(records: Sequence[Record], protocol: Protocol = EV_ALL) -> lis
     return metrics_of(result for record in records if (result := record.result(protocol)))
 
 
-def notes(records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str = "seen") -> list[str]:
-    """What a reader must know of a comparison: who had taken part, who is compared one by one, and the splits."""
+def notes(
+    records: Sequence[Record], protocol: Protocol = EV_ALL, *, pairs: str = "seen", gains: bool = True
+) -> list[str]:
+    """What a reader must know of a comparison: who had taken part, who is compared one by one, and the splits.
+
+    Args:
+        records, protocol, pairs: as for `rows`.
+        gains: whether the table shows gains, p or shares of clients that are worse.
+    """
+    gains = gains and not {record.config.algorithm for record in records}.isdisjoint(BASELINES)
     told = [told_seen(records, protocol), told_conditions(records), told_classes(records)]
-    if any(is_mixed(record, protocol) for record in records):
+    if gains and any(is_mixed(record, protocol) for record in records):
         seen = pairs_protocol(records, protocol, pairs).clients == "seen"
         whose = "clients that both methods had seen" if seen else "all clients, seen or not"
         told.append(f"Gains, p and shares of clients that are worse: of {whose}.")
-    return [sentence for sentence in (*told, told_lengths(records, BASELINES), told_splits(records)) if sentence]
+    told += [*told_ends(records), told_lengths(records, BASELINES if gains else ()), told_splits(records)]
+    return [sentence for sentence in told if sentence]
 
 
 def _row(

@@ -13,6 +13,7 @@ import numpy as np
 
 from tfpfl.algorithms.modules_beside import sha256_of, with_beside
 from tfpfl.checks import InvalidArgument, check_type, unknown
+from tfpfl.data import PARTITIONERS
 from tfpfl.data.kinds import CLASSIFICATION, ScoreName
 from tfpfl.runs import protocols, statistics
 from tfpfl.runs.config import RunConfig
@@ -138,12 +139,23 @@ def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
     same_words = Counter(told for told, *_ in found)
     named: dict[str, list[Record]] = {}
     for (told, *_), alike in found.items():
-        splits = {(r.config.seed, r.config.federation_hash) for r in alike}
-        clear = same_words[told] == 1 and len(splits) == len({seed for seed, _ in splits})
+        clear = same_words[told] == 1 and all(
+            len({seed for seed, _ in found}) == len(found) for found in (_splits(alike, "seed"), _by_data_seed(alike))
+        )
         for record in alike:
             name = told if clear else f"{told}, federation {record.config.federation_hash[:8]}"
             named.setdefault(name, []).append(record)
     return named
+
+
+def _splits(records: Iterable[Any], seed: str) -> set[tuple]:
+    """{(the seed of this name, hash of the federation)}"""
+    return {(getattr(r.config, seed), r.config.federation_hash) for r in records}
+
+
+def _by_data_seed(records: Iterable[Any]) -> set[tuple]:
+    """The splits that tfpfl made from a data seed: of one seed there is one, as long as the data are the same."""
+    return _splits((r for r in records if r.config.partition in PARTITIONERS), "data_seed")
 
 
 def clients(record: Record, protocol: Protocol = EV_ALL) -> np.ndarray:
@@ -296,8 +308,8 @@ def check_comparable(records: Sequence[Any]) -> None:
         records: records, or other objects with `folder` and `config`.
 
     Raises:
-        InvalidArgument: two runs differ in their kind or in one of `DATA_ENTRIES`, or have the same seed and different
-            federations. The message names both and the difference.
+        InvalidArgument: two runs differ in their kind or in one of `DATA_ENTRIES`, or have the same seed, or a split by
+            the same data seed, and different federations. The message names both and the difference.
     """
     check_one_kind(records)
     for r in records:
@@ -312,6 +324,14 @@ def check_comparable(records: Sequence[Any]) -> None:
             hashes = (x.config.federation_hash[:12] for x in (same_seed, r))
             raise InvalidArgument(
                 f"{same_seed.folder} and {r.folder} cannot be compared: their federations are {' and '.join(hashes)}"
+            )
+        same_split = next(other for other in records if other.config.data_seed == r.config.data_seed)
+        if len(_by_data_seed([same_split, r])) > 1:
+            hashes = (x.config.federation_hash[:12] for x in (same_split, r))
+            raise InvalidArgument(
+                f"{same_split.folder} and {r.folder} cannot be compared: their federations, {' and '.join(hashes)}, "
+                f"were split by the same data seed, {r.config.data_seed}. So the data themselves were others, such as "
+                "two files of one name"
             )
 
 

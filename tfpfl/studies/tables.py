@@ -275,6 +275,9 @@ def new_clients(results: Sequence[Adapted]) -> FittedTable:
     title = f"New clients, {results[0].split} {word(named)} after so many epochs, protocol '{results[0].protocol}'"
     caption = "mean over new clients ± half of Student's 95 % interval over them; n: those with examples in this split."
     caption = f"%, {caption}" if named.is_fraction else caption.capitalize()
+    people = {(tuple(r.client_ids.tolist()), tuple(r.num_examples.tolist())) for r in results}
+    if len(people) > 1:
+        caption += " Rows are over different clients: the runs have other splits of the data, or keep others out."
     rows = FittedTable(title=title, caption=caption)
     rows.add_column("run")
     for column in ("n", *map(str, epochs)):

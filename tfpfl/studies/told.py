@@ -24,7 +24,8 @@ def told_seen(records: Sequence[Record], protocol: Protocol = EV_ALL) -> str:
         last = max(max((r.took_part or {}).values(), default=0) for r in scored)
         return f"All clients had taken part by round {last}."
     seen, never = (span(side) for side in zip(*known, strict=True))
-    return f"In the last round {seen} clients had taken part, and {never} never. {participation.SIDES_TOLD}"
+    when = "round that is shown" if protocol.when.startswith("best") else "last round"
+    return f"In the {when} {seen} clients had taken part, and {never} never. {participation.SIDES_TOLD}"
 
 
 def told_lengths(records: Sequence[Record], baselines: Sequence[str] = ()) -> str:
@@ -46,10 +47,31 @@ def told_lengths(records: Sequence[Record], baselines: Sequence[str] = ()) -> st
             )
     first = next((s for name in baselines for s in found if s.algorithm == name), None)
     seeds_of = {s.label: sorted(record.config.seed for record in s.records) for s in found}
-    if first is not None and (others := [name for name, its in seeds_of.items() if its != seeds_of[first.label]]):
-        shown = "; ".join(f"{name} {', '.join(map(str, seeds_of[name]))}" for name in (first.label, *others))
-        told.append(f"Gains and p compare means over different seeds: {shown}.")
+    if first is not None:
+        own = seeds_of[first.label]
+        for name, its in seeds_of.items():
+            both = [str(seed) for seed in its if seed in own]
+            if not both:
+                shown = "; ".join(f"{who} {', '.join(map(str, seeds_of[who]))}" for who in (first.label, name))
+                told.append(f"Gains and p compare means over different seeds: {shown}.")
+            elif its != own:
+                seeds = f"seed {both[0]}" if len(both) == 1 else f"seeds {', '.join(both)}"
+                told.append(f"Gains and p of {name} are over {seeds}, which {first.label} has too.")
     return " ".join(told)
+
+
+def told_ends(records: Sequence[Record]) -> list[str]:
+    """Sentences on runs that ended before their last round: why, and of which rounds their means are."""
+    told = []
+    for r in records:
+        scored = sorted(protocols.rows_of(r.evaluations, EV_ALL, named=r.score))[-protocols.LAST_ROUNDS :]
+        spread = scored and scored[-1] - scored[0] >= protocols.LAST_ROUNDS
+        early = f" Its mean is of rounds {scored[0]} to {scored[-1]}." if spread else ""
+        if stopped := r.summary.get("stopped"):
+            told.append(f"{r.title}, seed {r.config.seed}, stopped after round {r.rounds}: {stopped}.{early}")
+        elif r.rounds < r.config.rounds:
+            told.append(f"{r.title}, seed {r.config.seed}, has {r.rounds} of its {r.config.rounds} rounds.{early}")
+    return told
 
 
 def told_splits(records: Sequence[Record]) -> str:

@@ -15,7 +15,7 @@ from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
 from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs
-from tfpfl.studies.told import told_classes, told_conditions, told_lengths, told_seen, told_splits
+from tfpfl.studies.told import told_classes, told_conditions, told_ends, told_lengths, told_seen, told_splits
 
 BASELINES = ("local", "fedavg_ft")  # what personalization has to beat: training alone, and plain fine-tuning
 
@@ -145,12 +145,7 @@ def _facts(records, rows) -> dict:
 
 def _warnings(records) -> list[str]:
     """Sentences about runs that stopped early or differ in more than their method."""
-    told = []
-    for r in records:
-        if stopped := r.summary.get("stopped"):
-            told.append(f"{r.title}, seed {r.config.seed}, stopped after round {r.rounds}: {stopped}.")
-        elif r.rounds < r.config.rounds:
-            told.append(f"{r.title}, seed {r.config.seed}, has {r.rounds} of its {r.config.rounds} rounds.")
+    told = told_ends(records)
     told.extend(filter(None, (told_lengths(records), told_conditions(records), told_classes(records))))
     by_engine: dict[str, list[str]] = {}
     for r in records:

@@ -228,7 +228,7 @@ def _tests(rows, other) -> Table:
         f"Against {other.label}, client by client ({_several(other.score)} averaged over the seeds), "
         f"{'gains in points' if other.score.is_fraction else 'gains: how much less'}, of "
         f"{'clients that had taken part in the runs of both methods' if tested.clients == 'seen' else 'all clients'}. "
-        "Clients: how many are compared. Wilcoxon's signed-rank test that clients have more: one-sided, equal pairs "
+        "Clients: how many are compared. Wilcoxon's signed-rank test that clients do better: one-sided, equal pairs "
         f"dropped. Many tests on one page: small p come by chance too. {_ALL}"
     )
     return Table(caption, head, table)
