@@ -200,5 +200,5 @@ def test_momentum_that_is_kept_goes_on_in_the_next_visit(data):
         after = output.state.g if keep else output.state
         assert distance(after, tree.add_scaled(g, -a, tree.subtract(expected, first.w))) < 1e-9
     assert distance(velocity, tree.zeros_like(velocity)) > 1e-3
-    with pytest.raises(ValueError, match="keep_momentum needs a momentum above 0"):
+    with pytest.raises(ValueError, match="keep_momentum keeps what the option momentum makes"):
         feddyn(data.model, data.population, keep_momentum=True)

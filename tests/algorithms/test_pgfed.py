@@ -232,7 +232,7 @@ def test_momentum_that_is_kept_goes_on_in_the_next_visit(data, build):
 
 def test_refusals(data):
     for build in (pgfed, pgfedmo):
-        with pytest.raises(ValueError, match="keep_momentum needs a momentum above 0"):
+        with pytest.raises(ValueError, match="keep_momentum keeps what the option momentum makes"):
             build(data.model, data.population, keep_momentum=True)
         with pytest.raises(ValueError, match="init must be one of w0, newest"):
             build(data.model, data.population, init="mean")
