@@ -174,7 +174,7 @@ def test_an_optimizer_of_keras_in_a_builder(data):
         ("fedavg", {"client_opt": "adam", "momentum": 0.5}, "set momentum to 0"),
         ("fedbabu", {"client_opt": "adam"}, "momentum=0.9 belongs to client_opt='sgd'"),
         ("fedprox", {"client_opt": "adam", "implicit_prox": True}, "implicit_prox needs client_opt='sgd'"),
-        ("fedper", {"client_opt": "adam", "keep_momentum": True}, "keep_momentum needs a momentum above 0"),
+        ("fedper", {"client_opt": "adam", "keep_momentum": True}, "keep_momentum keeps what the option momentum makes"),
     ],
 )
 def test_what_does_not_fit_is_refused(data, name, wrong, why):
