@@ -15,6 +15,7 @@ from tfpfl.algorithms.knn_per import votes_of_others
 from tfpfl.algorithms.transforms import scheduled
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
+from tfpfl.engines.tff.evaluation import federated_evaluation
 from tfpfl.models import SplitModel
 from tfpfl.models.losses import client_loss
 from tfpfl.studies import battery
@@ -159,6 +160,18 @@ def test_both_ways_of_scoring_are_its_definition(federation):
         of_all = float(client_loss(model)(message.own, x, y))
         assert abs(float(fused[i]["global_test_loss"]) - of_all) < 1e-9
     assert any(abs(float(s["test_loss"]) - float(s["global_test_loss"])) > 1e-3 for s in fused)
+
+
+def test_tff_has_the_same_neighbours(federation, tff):
+    """In its graphs, == of two tensors compares objects: each example had been its own neighbour."""
+    model, people = SplitModel(battery.backbone("float64")), battery.small_population(federation)
+    algorithm = knn_per(model, people, k=2, eta=0.2, steps=2)
+    visits, server = visits_by_id(people, battery.EVERYONE, 9, dtype="float64"), algorithm.init_server()
+    states = [()] * len(visits)
+    found = federated_evaluation(algorithm, federation, ["test"])(server, states, visits)
+    expected = Scorer(algorithm, federation, ["test"])(server, states, visits)
+    losses = [[float(s["test_loss"]) for s in scores] for scores in (found, expected)]
+    np.testing.assert_allclose(*losses, atol=1e-9)
 
 
 def test_refusals(data):

@@ -459,6 +459,16 @@ def test_the_first_exchange_counts_if_everybody_leaves_after_it(federation):
     assert whole.store.history()[-1]["clients"] == 0
 
 
+def test_a_quorum_that_is_missed_leaves_nothing_of_the_first_exchange(dane, federation):
+    """Of those who came, or of those who left between the two."""
+    availability = Availability(dropout=0.5)
+    how = {"splits": (), "availability": availability, "quorum": lambda began: began + 1}
+    training = Training(dane, federation, **how)
+    start = training.server_state()
+    training.run(3)
+    assert identical(training.server_state(), start) and any("too_few" in row for row in training.store.history())
+
+
 def test_late_clients_may_have_finished_the_first_exchange():
     availability = Availability(seconds=1.0, deadline=10.0)
     found = availability.round(0, 1, [0, 1, 2], np.array([9.0, 15.0, 25.0]))

@@ -244,7 +244,7 @@ def test_what_cannot_be_asynchronous(make_run, run, whole, tmp_path):
         with pytest.raises(InvalidArgument, match="--weighting alpha"):
             AsyncRounds(other, Rules(buffer=2), 0.0)
     with make_run(tmp_path / "drops", EXACT, participation=1.0, dropout=0.3) as other:
-        with pytest.raises(InvalidArgument, match="simulates clients that drop out"):
+        with pytest.raises(InvalidArgument, match="simulates when clients come, drop out or are late"):
             simulate(other, 2, lambda client, number: 1.0, 1)
     rounds = joined(whole)
     rounds.close()

@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from tfpfl.runs import aggregators
 from tfpfl.runs.aggregators import factory
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.needs import warn_of_small_rounds
-from tfpfl.runs.privacy import privacy
+from tfpfl.runs.privacy import chance_of_no_clients, privacy
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import Training
 from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
@@ -371,6 +372,9 @@ def test_rounds_without_clients_are_a_part_of_delta(accounting):
     away = privacy(1.1, population(Sampling("binomial", 0.1)), 50, present=[100] * 49 + [30])
     assert away.epsilon == np.inf  # 0.9^29 is above delta
     assert privacy(1.1, population(Sampling("fixed", 0.1), 6), 60).epsilon < np.inf
+    never = population(Sampling("binomial", 0.2), 300)
+    never = Population(never.num_examples, never.num_classes, sampling=never.sampling, arrival=[0.0] + [0.9] * 299)
+    assert chance_of_no_clients(never, [300, 0, 300]) == pytest.approx(2 * (1 - 0.2 * 0.9) ** 298, rel=1e-9)
 
 
 def test_a_run_whose_rounds_may_have_nobody_is_warned_before_it_begins():
@@ -380,6 +384,8 @@ def test_a_run_whose_rounds_may_have_nobody_is_warned_before_it_begins():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_small_rounds(config, population(Sampling("binomial", 0.2), 200))
+        alone = replace(config, algorithm="local")  # nothing is sent
+        warn_of_small_rounds(alone, population(Sampling("binomial", 0.1), 6))
 
 
 @pytest.mark.slow

@@ -221,12 +221,12 @@ def test_patience_is_as_long_in_the_last_ten_rounds_which_are_all_evaluated():
     """Every tenth round counts: rounds 91 and 92 were two of patience, in place of 20 rounds."""
     stopping = EarlyStopping(2)
     training = SimpleNamespace(stop_reason=None, model_name="personal", store=RunStore(), evaluate_every=10)
-    stopping.start(training, 120)
-    for t in [*range(10, 110, 10), *range(111, 121)]:
-        score = 0.5 + t / 1000 if t <= 100 else 0.1
+    stopping.start(training, 119)
+    for t in [*range(10, 120, 10), *range(111, 120)]:
+        score = 0.5 + t / 1000 if t <= 100 else 0.1  # the first bad one is that of round 110
         stopping.round(training, {"round": t, "personal validation accuracy": score})
         assert training.stop_reason is None, t
-    stopping.round(training, {"round": 130, "personal validation accuracy": 0.1})
+    stopping.round(training, {"round": 120, "personal validation accuracy": 0.1})  # of a training that goes on
     assert training.stop_reason.endswith("in 2 evaluated rounds")
 
 

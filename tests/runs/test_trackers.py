@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -110,8 +111,41 @@ def test_a_server_that_stays_away_does_not_end_the_run(six_clients, tmp_path):
         run = runs.train(tmp_path / "run", six_clients, [Away(told, range(3, 99))], rounds=4)
     said = [str(w.message) for w in warned if "Away" in str(w.message)]
     assert [step for step, _ in told["numbers"]] == [1, 2] and "closed" not in told
-    assert len(said) == 3 and "round 3" in said[0] and "the end of the run" in said[1] and "rounds 3 to 4" in said[2]
+    assert len(said) == 3 and "round 3" in said[0] and "the end of the run" in said[1]
+    assert "from round 3 on. history.csv" in said[2]
     assert (run.folder / "summary.json").exists()
+
+
+def test_a_run_is_closed_also_if_its_files_are_not_taken_and_the_next_one_begins_anew(six_clients, tmp_path):
+    class Full(Away):
+        def _artifacts(self, files):
+            raise OSError("the disk is full")
+
+        def _close(self, done):
+            Memory._close(self, done)
+
+    told = {}
+    tracker = Full(told, {3, 4})  # with the results, which are sent twice
+    tracker._tables = True
+    with pytest.warns(UserWarning, match="Full did not take the end of the run .OSError"):
+        runs.train(tmp_path / "first", six_clients, [tracker], rounds=2)
+    assert told.pop("closed") == [True] and [step for step, _ in told.pop("numbers")] == [1, 2]
+    told["numbers"], tracker.away = [], ()
+    with pytest.warns(UserWarning, match="Full did not take the end"):
+        runs.train(tmp_path / "second", six_clients, [tracker], rounds=1)
+    assert [step for step, _ in told["numbers"]] == [1, 1] and told["closed"] == [True]
+
+
+def test_a_plain_training_sends_at_its_end_what_was_not_taken():
+    told = {}
+    tracker = Away(told, {2})
+    tracker.start(SimpleNamespace(store=RunStore()), 2)
+    for t in (1, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tracker.round(None, {"round": t, "loss": 0.5})
+    tracker.end(None)
+    assert [step for step, _ in told["numbers"]] == [1, 2] and told["closed"] == [True]
 
 
 def test_parameters_of_one_name_are_both_told():

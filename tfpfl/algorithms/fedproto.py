@@ -24,7 +24,7 @@ Paper and code (yuetan031/FedProto; exps/federated_main.py, lib/update.py, lib/u
   (`predict`; default: the paper's, among all classes). A class without a prototype has the mean squared distance 100
   there, and here that to the features' origin plus 100.
 * The client's prototypes: the code takes the features that the last epoch's steps have met, each under other weights.
-  Here they are those of the trained w_i on all examples.
+  Here they are those of the trained w_i on all examples, without masks of Dropout.
 
 PFLlib (commit d832e76, system/flcore/) takes the features that the steps of all epochs have met (clients/clientproto.py
 lines 54 to 56; its own `collect_protos`, as here, is not called, line 66), and forgets the prototypes of classes that

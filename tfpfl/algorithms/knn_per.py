@@ -55,7 +55,8 @@ def votes(phi, keys, labels, num_labels, *, k, scale, kernel, itself=None):
     squares = tf.reduce_sum(phi**2, 1)[:, None] - 2 * tf.matmul(phi, keys, transpose_b=True) + tf.reduce_sum(keys**2, 1)
     number = tf.shape(keys)[0]
     if itself is not None:
-        squares = tf.where(itself[:, None] == tf.range(number)[None], tf.constant(float("inf"), tf.float64), squares)
+        own = tf.equal(itself[:, None], tf.range(number)[None])  # in TFF's graphs == would compare objects
+        squares = tf.where(own, tf.constant(float("inf"), tf.float64), squares)
         number -= 1
     nearest = tf.math.top_k(-squares, tf.minimum(k, number)).indices
     # The formula above loses digits of small distances. It is good enough to choose, and these are exact.

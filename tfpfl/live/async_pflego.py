@@ -40,15 +40,15 @@ def check_asynchronous(run) -> None:
 
     Raises:
         InvalidArgument: see `check_exported`; or its rounds have cohorts, or weights relative to the others of one; or
-            it simulates clients that drop out.
+            it simulates when clients come.
     """
     check_exported(run, "asynchronous rounds")
     population = run.population
     if not run.availability.is_perfect:
         raise InvalidArgument(
-            f"{run.folder} simulates clients that drop out, and weighs them by how often they arrive; in asynchronous "
-            "rounds a client comes when it comes, and is weighted by how often it did: make the run without --dropout "
-            "and --round-deadline"
+            f"{run.folder} simulates when clients come, drop out or are late; in asynchronous rounds a client comes "
+            "when it comes, and is weighted by how often it did: make the run without --dropout, --client-seconds, "
+            "--round-deadline, --joins and --leaves"
         )
     if population.clients_per_round != population.num_clients:
         raise InvalidArgument(

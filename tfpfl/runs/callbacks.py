@@ -129,11 +129,11 @@ class EarlyStopping(Callback):
     """Stops the training when a mean over clients on validation examples has not got better for some evaluated rounds.
 
     Only every `evaluate_every`th round counts, so that patience is as long in the last ten rounds, which are all
-    evaluated. It reads the history from the store. So a resumed training stops in the same round as an uninterrupted
-    one.
+    evaluated; if it is 0, these count. The history is read from the store. So a resumed training stops in the same
+    round as an uninterrupted one.
 
     Args:
-        patience: the number of evaluated rounds, at least 1.
+        patience: the number of rounds that count, at least 1.
         monitor: 'loss', or the name of the score, such as 'accuracy', or of a metric that the training measures.
             Default: the score.
         mode: 'max' if larger is better, 'min' if smaller is. Default: as the metric itself says.

@@ -62,7 +62,7 @@ def agreeing(config: RunConfig, federation: Federation) -> Federation:
 
 def warn_of_small_rounds(config: RunConfig, population: Population) -> None:
     """Warns if a round has one of a few clients because nobody said how many take part, or none, and so no noise."""
-    if config.aggregator in PRIVATE:
+    if config.aggregator in PRIVATE and config.method.up != "0":
         chance = chance_of_no_clients(population, [population.num_clients] * config.rounds)
         if chance >= population.num_clients**-1.1:
             warn_user(f"the run will have no epsilon{no_clients(chance)}")

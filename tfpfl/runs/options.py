@@ -232,8 +232,7 @@ SECTIONS = {
         ),
         RunOption(
             "evaluate_every",
-            "Number of rounds from one evaluation to the next; 0: none. The last ten rounds are evaluated in any case, "
-            "if the run gets so far.",
+            "Number of rounds from one evaluation to the next; 0: none. The last ten of its rounds are evaluated, too.",
             int,
         ),
         RunOption(
@@ -247,8 +246,8 @@ SECTIONS = {
         ),
         RunOption(
             "patience",
-            "Stop the run after this many evaluated rounds without a better validation score, such as the accuracy, or "
-            "what --monitor names. Default: never.",
+            "Stop the run after this many evaluations without a better validation score, such as the accuracy, or what "
+            "--monitor names. Only those of --evaluate-every count. Default: never.",
             int,
         ),
         RunOption(

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tfpfl.checks import Unavailable, extra
 from tfpfl.data.population import Population
 
@@ -103,13 +105,14 @@ def chance_of_no_clients(population: Population, present: Sequence[int]) -> floa
 
     Args:
         population: the clients, their sampling, and how often they arrive.
-        present: int [rounds], how many clients could be sampled in each round.
+        present: int [rounds], how many clients could be sampled in each round. That is no secret: rounds for which it
+            is 0 count for nothing.
     """
     if population.sampling.kind != "binomial":
         return 0.0
-    arrival = 1.0 if population.arrival is None else float(population.arrival.min())
-    alone = 1 - population.sampling.rate * arrival
-    return min(1.0, math.fsum(alone ** max(n - 1, 0) for n in present))
+    arrival = np.ones(population.num_clients) if population.arrival is None else np.sort(population.arrival)
+    absent = np.concatenate([[1.0], np.cumprod(1 - population.sampling.rate * arrival)])  # of those who come least
+    return min(1.0, math.fsum(absent[n - 1] for n in present if n))
 
 
 def no_clients(chance: float) -> str:

@@ -33,8 +33,8 @@ class Tracker(Callback, ABC):
 
     Only `Run.train` calls `begin` and `finish`. A tracker of a plain `Training` writes the history without parameters
     and results, and is closed after the last round. What cannot be opened ends the run before its first round. What
-    cannot be written later, such as when a server is away, is no reason to end it: there is a warning, and it is
-    written after the next round, or at the end.
+    cannot be written later, such as when a server is away, is no reason to end it: there is a warning, and numbers are
+    sent again after the next round and at the end.
 
     Args:
         name: the name of the run; default: that of its folder.
@@ -56,6 +56,7 @@ class Tracker(Callback, ABC):
 
         The last saved round is written again, because a process may have been killed between the two.
         """
+        self._waiting.clear()  # of a run before: what it lacks is in its history
         last, self._is_open = self._open(self._identity(training)), True
         if last == 0 and self._run is not None:
             self._parameters(parameters(self._run))
@@ -67,7 +68,8 @@ class Tracker(Callback, ABC):
 
     def round(self, training: Any, row: dict) -> None:
         """Writes the numbers of a round, at step `round`."""
-        self._send(numbers(row), row["round"])
+        self._waiting.append((numbers(row), row["round"]))
+        self._send()
 
     def end(self, training: Any) -> None:
         """Closes the run, unless `Run.train` calls `finish` later."""
@@ -80,36 +82,36 @@ class Tracker(Callback, ABC):
             return
         ended = bool(run.stop_reason) or run.store.round_num >= run.config.rounds
         done = ended and not isinstance(sys.exc_info()[1], DivergedError)  # which `Run.train` raises after this
-        self._send(summary(run), run.store.round_num)
+        self._waiting.append((summary(run), run.store.round_num))
         tables = [path for name in TABLES if (path := run.folder / name).exists()] if self._tables else []
         self._finished(done, tables)
 
-    def _send(self, values: dict[str, float], step: int) -> None:
-        """Writes the numbers, after those that could not be written before."""
-        self._waiting.append((values, step))
+    def _send(self) -> None:
+        """Writes the numbers that are waiting, the oldest first, as far as they are taken."""
         try:
             while self._waiting:
                 self._numbers(*self._waiting[0])
                 del self._waiting[0]
         except Exception as error:  # the library's own, of its network, files or database
             if len(self._waiting) == 1:
-                told = f"{type(self).__name__} did not take the numbers of round {step} ({one_line(repr(error))})"
-                warn_user(f"{told}. The run goes on; they are sent again after the next round")
+                told = f"{type(self).__name__} did not take the numbers of round {self._waiting[0][1]}"
+                warn_user(f"{told} ({one_line(repr(error))}). The training goes on; they are sent again later")
 
     def _finished(self, done: bool, tables: list[Path]) -> None:
-        """Writes the files, closes the run, and warns of what is not written."""
+        """Writes what is waiting and the files, closes the run, and warns of what is not written."""
+        self._send()
         try:
-            if tables:
-                self._artifacts(tables)
-            self._close(done)
+            try:
+                if tables:
+                    self._artifacts(tables)
+            finally:
+                self._is_open = False
+                self._close(done)
         except Exception as error:
             warn_user(f"{type(self).__name__} did not take the end of the run ({one_line(repr(error))})")
         if self._waiting:
-            first, last = self._waiting[0][1], self._waiting[-1][1]
-            warn_user(
-                f"{type(self).__name__} does not have the numbers of rounds {first} to {last}. history.csv in the run "
-                "folder has them"
-            )
+            where = "" if self._run is None else ". history.csv in the run folder has them"
+            warn_user(f"{type(self).__name__} lacks the numbers from round {self._waiting[0][1]} on{where}")
 
     def _identity(self, training: Any) -> tuple[str, str]:
         """A name for the run, and a text that is the same whenever the same run folder is continued."""

@@ -220,6 +220,7 @@ class Training:
         started = time.perf_counter()
         ids, gone, row = self._arrived(t)
         ids, row = self._enough(ids, row)
+        gone = gone[:0] if "too_few" in row else gone
         states, evaluations = {}, []
         evaluated = self.is_evaluated(t, rounds)
         if len(ids) or len(gone):

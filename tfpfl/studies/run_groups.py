@@ -140,7 +140,7 @@ def by_data(records: Sequence[Record]) -> dict[str, list[Record]]:
     named: dict[str, list[Record]] = {}
     for (told, *_), alike in found.items():
         clear = same_words[told] == 1 and all(
-            len({seed for seed, _ in found}) == len(found) for found in (_splits(alike, "seed"), _by_data_seed(alike))
+            len({seed for seed, _ in pairs}) == len(pairs) for pairs in (_splits(alike, "seed"), _by_data_seed(alike))
         )
         for record in alike:
             name = told if clear else f"{told}, federation {record.config.federation_hash[:8]}"

@@ -209,6 +209,7 @@ def _shared(algorithm: Algorithm) -> Algorithm:
     outputs: Any = algorithm.predictor
     along = AlongWith(algorithm.aggregate, "statistics")
     message, global_model, matrices = algorithm.message, algorithm.global_model, algorithm.matrices
+    begins: Any = algorithm.begins
 
     def client_update(sent, state, data):
         with passes.keeping(sent.statistics, data.key) as now:
@@ -258,6 +259,7 @@ def _shared(algorithm: Algorithm) -> Algorithm:
         aggregate=along.put_on(algorithm.aggregate, "mean"),
         matrices=matrices and (lambda server: matrices(server.own)),
         global_model=global_model and (lambda sent: _with(global_model(sent.own), sent.statistics)),
+        begins=begins and (lambda sent, state, data: _with(begins(sent.own, state, data), sent.statistics)),
         adapt=adapt
         and _adaptation(adapt, start, epoch)._replace(
             message=adapt.message and (lambda server: SharedStatistics(adapt.message(server.own), server.statistics))
