@@ -110,7 +110,7 @@ def test_any_algorithm_can_be_fine_tuned(data):
         found = personal(algorithm, data, theta, i, states[i])
         expected = by_hand(lambda h: loss_of(data, i)(Weights(theta, h)), states[i], 0.3, 4)  # noqa: B023
         assert distance(found, Weights(theta, expected)) < 1e-9
-    changed = {"personal_model": None, "adapt": None}
+    changed = {"personal_model": None, "adapt": None, "begins": None}
     assert algorithm._replace(**changed) == base._replace(**changed)
     new = initial_states(base, data.population)[2]
     assert distance(personal(algorithm, data, server.theta, 2, new).head, new) > 1e-3
