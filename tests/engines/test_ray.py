@@ -306,7 +306,7 @@ def test_what_fails_on_a_node_is_said(nodes, federation):
     with pytest.raises(MachinesError, match=r"client \d failed on a node of the Ray cluster: no such network"):
         some_rounds(engine)
     tasks = Tasks(replace(engine.job, key="old", versions={"tensorflow": "1.15"}), federation, False, nodes.machines)
-    with pytest.raises(MachinesError, match=r"has \{'tensorflow': .*the coordinator \{'tensorflow': '1.15'\}"):
+    with pytest.raises(MachinesError, match=r"has \{'tfpfl': .*the coordinator \{'tensorflow': '1.15'\}"):
         some_rounds(Rounds(engine.algorithm, tasks))
 
 
