@@ -293,10 +293,9 @@ def main() -> None:
         print(json.dumps(measure(Path(given.measure), given.repeat)))
         return
     wanted = given.networks.split(";") if given.networks else [""]  # a name may have a comma
-    if strange := [w for w in wanted if not any(n.startswith(w) for n in NETWORKS)]:
-        parser.error(f"no network begins with {strange[0]!r}; there are {'; '.join(NETWORKS)}")
-    if given.json and not given.json.parent.is_dir():
-        parser.error(f"there is no folder {given.json.parent} for {given.json}: make it first")
+    from listed import check_device_options  # a Python that only measures may have neither click nor tfpfl
+
+    check_device_options(parser, wanted, NETWORKS, given.json)
     rows, pythons = [], given.python or [sys.executable]
     print(f"{given.examples} examples, one thread, {os.cpu_count()} processors\n")
     print(

@@ -151,10 +151,9 @@ def main() -> None:
         print(json.dumps(measure(given.measure[0], Path(given.measure[1]), given.repeat)))
         return
     wanted = given.networks.split(";") if given.networks else [""]  # a name may have a comma
-    if strange := [w for w in wanted if not any(n.startswith(w) for n in numpy_networks.NETWORKS)]:
-        parser.error(f"no network begins with {strange[0]!r}; there are {'; '.join(numpy_networks.NETWORKS)}")
-    if given.json and not given.json.parent.is_dir():
-        parser.error(f"there is no folder {given.json.parent} for {given.json}: make it first")
+    from listed import check_device_options  # a Python that only measures may have neither click nor tfpfl
+
+    check_device_options(parser, wanted, numpy_networks.NETWORKS, given.json)
     rows = []
     for name in (n for n in numpy_networks.NETWORKS if any(n.startswith(w) for w in wanted)):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 """Types of options that are checked before anything is run: lists such as `--methods pflego,fedavg`, files to write."""
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,14 @@ class Written(click.Path):
         except InvalidArgument as error:
             self.fail(str(error), param, ctx)
         return path
+
+
+def check_device_options(parser: ArgumentParser, wanted: list[str], known: Iterable[str], file: Path | None) -> None:
+    """Checks `--networks` and `--json` of the benchmarks of devices, which use argparse."""
+    if strange := [w for w in wanted if not any(name.startswith(w) for name in known)]:
+        parser.error(f"no network begins with {strange[0]!r}; there are {'; '.join(known)}")
+    try:
+        if file:
+            check_place(file)
+    except InvalidArgument as error:
+        parser.error(str(error))

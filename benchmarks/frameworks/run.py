@@ -43,6 +43,7 @@ from rich.table import Table
 
 from tfpfl import Federation, Sampling
 from tfpfl.algorithms.parts.local_training import shuffled
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import load_source
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.randomness import client_key
@@ -84,8 +85,11 @@ def main(rounds, seeds, frameworks, evaluate_every, json_path):
         raise click.ClickException(f"unknown frameworks {sorted(unknown)}: some of {';'.join(FRAMEWORKS)}")
     if rounds <= WARM_UP:
         raise click.ClickException(f"--rounds must be above {WARM_UP}, which do not count; found {rounds}")
-    if json_path:
-        check_place(json_path)
+    try:
+        if json_path:
+            check_place(json_path)
+    except InvalidArgument as error:
+        raise click.ClickException(str(error)) from error
     console = Console(width=120)
     try:
         source = load_source("cifar10")

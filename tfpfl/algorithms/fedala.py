@@ -51,7 +51,7 @@ LAST = 10  # the losses of so many epochs must be alike before the start phase e
 
 
 class Aggregation(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its own top layers, and how it mixes the global ones into them."""
 
     top: Weights  # its own top p layers after its last visit; `theta` has the arrays of the backbone among them
     a: Weights  # A_i, in [0, 1], of the same shapes: how much of the global layers is taken

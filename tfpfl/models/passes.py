@@ -13,7 +13,7 @@ statistics.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -137,12 +137,10 @@ def evaluating(statistics: tuple | None = None) -> Iterator[Pass]:
         yield now
 
 
-@contextmanager
-def without_masks() -> Iterator[Pass]:
+def without_masks() -> AbstractContextManager[Pass]:
     """Traces passes within a visit as an evaluation has them: no masks, and the statistics that the visit has now."""
     now = current()
-    with evaluating(None if now is None else now.statistics) as inside:
-        yield inside
+    return evaluating(None if now is None else now.statistics)
 
 
 class Loop:

@@ -23,7 +23,7 @@ from tfpfl.algorithms.transforms.secure import CLIP, codec_of
 from tfpfl.data.population import Sampling
 from tfpfl.runs import participation
 from tfpfl.runs.aggregators import PRIVATE
-from tfpfl.runs.privacy import Privacy, privacy, require_accounting
+from tfpfl.runs.privacy import Privacy, default_delta, privacy, require_accounting
 
 if TYPE_CHECKING:
     from tfpfl.runs.run import Run
@@ -134,7 +134,7 @@ def privacy_of(run: "Run") -> Privacy | None:
         shares = [int(row["clients"]) - int(row.get("rejected") or 0) for row in history]
         visits = participation.visits(config, history, run.store.evaluations(), run.work_of_clients)
         noise = Noise(drawn.sigma, codec.sensitivity, codec.size)
-        return of_rounds(noise, shares, visits, population.sampling, population.num_clients**-1.1)
+        return of_rounds(noise, shares, visits, population.sampling, default_delta(population.num_clients))
     if config.aggregator not in PRIVATE:
         return None
     present = [len(run.availability.present(t, population.client_ids)) for t in range(1, rounds + 1)]

@@ -10,7 +10,7 @@ from tfpfl.engines.inputs import OPENED
 from tfpfl.runs.aggregators import PRIVATE, check_statistic
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import as_metric
-from tfpfl.runs.privacy import chance_of_no_clients, no_clients, require_accounting
+from tfpfl.runs.privacy import chance_of_no_clients, default_delta, no_clients, require_accounting
 from tfpfl.runs.protocols import LAST_ROUNDS
 
 
@@ -64,7 +64,7 @@ def warn_of_small_rounds(config: RunConfig, population: Population) -> None:
     """Warns if a round has one of a few clients because nobody said how many take part, or none, and so no noise."""
     if config.aggregator in PRIVATE and config.method.up != "0":
         chance = chance_of_no_clients(population, [population.num_clients] * config.rounds)
-        if chance >= population.num_clients**-1.1:
+        if chance >= default_delta(population.num_clients):
             warn_user(f"the run will have no epsilon{no_clients(chance)}")
     if config.participation != RunConfig.participation or config.sampling != "fixed":
         return

@@ -57,7 +57,7 @@ def privacy(
     from dp_accounting.rdp import RdpAccountant
 
     people, sampling = population.num_clients, population.sampling
-    delta = people**-1.1 if delta is None else delta
+    delta = default_delta(people) if delta is None else delta
     event = dp_accounting.GaussianDpEvent(noise)
     half = dp_accounting.GaussianDpEvent(noise / 2)  # if the sum's sensitivity is 2 clip, as where one is replaced
     bounds = [{event: rounds}]  # each {event: number of rounds}; the smallest epsilon holds
@@ -94,6 +94,11 @@ def privacy(
     found = min(epsilon(bound, delta - chance) for bound in bounds) if chance < delta else math.inf
     text += f"; no epsilon is promised{no_clients(chance)}" if found == math.inf else ""
     return Privacy(found, delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}")
+
+
+def default_delta(people: int) -> float:
+    """The delta of a run with so many clients, 1 / I^1.1: smaller than 1 / I, with which one client could be shown."""
+    return people**-1.1
 
 
 def chance_of_no_clients(population: Population, present: Sequence[int]) -> float:

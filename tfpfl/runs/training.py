@@ -218,9 +218,7 @@ class Training:
 
     def _round(self, t: int, rounds: int, server):
         started = time.perf_counter()
-        ids, gone, row = self._arrived(t)
-        ids, row = self._enough(ids, row)
-        gone = gone[:0] if "too_few" in row else gone
+        ids, gone, row = self._enough(*self._arrived(t))
         states, evaluations = {}, []
         evaluated = self.is_evaluated(t, rounds)
         if len(ids) or len(gone):
@@ -273,12 +271,12 @@ class Training:
         gone = found.between if self.algorithm.first is not None else found.between[:0]
         return found.came, gone, row | ({"virtual_seconds": found.seconds} if availability.seconds else {})
 
-    def _enough(self, ids, row):
+    def _enough(self, ids, gone, row):
         """The same, or no ids if too few clients came back; the row then says how many in `too_few`."""
         began = len(ids) + row.get("dropped", 0) + row.get("late", 0)
         if self.quorum is None or not began or len(ids) >= self.quorum(began):
-            return ids, row
-        return ids[:0], row | {"clients": 0, "too_few": len(ids)}
+            return ids, gone, row
+        return ids[:0], gone[:0], row | {"clients": 0, "too_few": len(ids)}
 
     def _check(self, t, ids, out) -> None:
         bad = [int(i) for i, m in zip(ids, out.client_metrics, strict=True) if not int(m["finite"])]

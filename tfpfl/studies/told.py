@@ -64,13 +64,16 @@ def told_ends(records: Sequence[Record]) -> list[str]:
     """Sentences on runs that ended before their last round: why, and of which rounds their means are."""
     told = []
     for r in records:
-        scored = sorted(protocols.rows_of(r.evaluations, EV_ALL, named=r.score))[-protocols.LAST_ROUNDS :]
-        spread = scored and scored[-1] - scored[0] >= protocols.LAST_ROUNDS
-        early = f" Its mean is of rounds {scored[0]} to {scored[-1]}." if spread else ""
         if stopped := r.summary.get("stopped"):
-            told.append(f"{r.title}, seed {r.config.seed}, stopped after round {r.rounds}: {stopped}.{early}")
+            ended = f"stopped after round {r.rounds}: {stopped}."
         elif r.rounds < r.config.rounds:
-            told.append(f"{r.title}, seed {r.config.seed}, has {r.rounds} of its {r.config.rounds} rounds.{early}")
+            ended = f"has {r.rounds} of its {r.config.rounds} rounds."
+        else:
+            continue
+        scored = sorted(protocols.rows_of(r.evaluations, EV_ALL, named=r.score))[-protocols.LAST_ROUNDS :]
+        if scored and scored[-1] - scored[0] >= protocols.LAST_ROUNDS:
+            ended += f" Its mean is of rounds {scored[0]} to {scored[-1]}."
+        told.append(f"{r.title}, seed {r.config.seed}, {ended}")
     return told
 
 

@@ -369,8 +369,10 @@ def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
                     half = over_seeds(pairs)[1] if len(pairs) > 2 else float(np.mean([half for _, half in pairs]))
                     values[name] = float(np.mean([number for number, _ in pairs])), half
             against_paper = len(ordering.methods) == 1  # a number of the paper's, which has all of its rounds
-            short = any(agreement(experiment, c, {"seeds": s}) == "fewer rounds" for c, s in there.values())
-            held = None if against_paper and short else ordering.holds(values)
+            short = against_paper and any(
+                agreement(experiment, cell, {"seeds": seeds}) == "fewer rounds" for cell, seeds in there.values()
+            )
+            held = None if short else ordering.holds(values)
             told = "open" if held is None else "holds" if held else "fails"
             found.append(Verdict(ordering.text, column, told, tuple(sorted(common)), ordering.methods, tuple(missing)))
     return found
