@@ -20,8 +20,8 @@ class Door:
 
     def __init__(self):
         self.gate, self.signer = Gate(10, STARTED), wire.Signer()
-        member = Member(4, self.signer.public, False, 0, 0)
-        self.rounds = SimpleNamespace(member={4: member}.__getitem__)
+        self.members = {4: Member(4, self.signer.public, False, 0, 0)}
+        self.rounds = SimpleNamespace(member=self.members.__getitem__)
 
     def signed(self, time):
         """A request that the client has signed at this time of its own clock."""
@@ -88,3 +88,15 @@ def test_the_clock_of_the_rounds_is_never_set_back():
     shown = iter([100.0, 101.0, 41.0, 43.0, 50.0, 20.0, 21.0, 90.0])
     steady = Steady(lambda: next(shown))
     assert [steady() for _ in range(8)] == [100.0, 101.0, 101.0, 103.0, 110.0, 110.0, 111.0, 180.0]
+
+
+def test_only_the_client_itself_is_told_that_its_token_was_revoked():
+    door, now = Door(), STARTED + 1000
+    door.members[4] = door.members[4]._replace(revoked=True)
+    with pytest.raises(Refused, match="revoked: ask for a new one") as refused:
+        door.comes(door.signed(now), now)
+    assert refused.value.status == 403
+    door.signer = wire.Signer()  # somebody else
+    with pytest.raises(Refused, match="signature") as refused:
+        door.comes(door.signed(now), now)
+    assert refused.value.status == 401

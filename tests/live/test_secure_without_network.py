@@ -15,9 +15,12 @@ from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tflite_export.device.live.secure.masks import SecureError
 from tfpfl.checks import InvalidArgument
+from tfpfl.live import secure_rounds
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.secure_rounds import SecureRounds
+from tfpfl.live.secure_sum import open_sum
+from tfpfl.runs.store import StoreError
 
 RULES = {"wait_for": 10, "deadline": 10, "phase": 5, "awake": 1e6, "secure": True, "clip": 1.0}
 
@@ -478,4 +481,62 @@ def test_a_round_may_fail_more_often_than_a_float_can_double(secure_run, tmp_pat
     monkeypatch.setattr(rounds.book, "attempt", lambda number: kept._replace(number=2000))
     rounds._fail("too few", 7.0)
     assert rounds._again == 7.0 + RULES["deadline"] and reasons(rounds)
+    rounds.close()
+
+
+@pytest.mark.parametrize("fails", ["commit_round", "end_round"])
+def test_after_a_full_disk_the_sum_is_not_opened_again(make_run, tmp_path, monkeypatch, fails):
+    """A second sum over fewer clients would say what the ones between them sent."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=30, evaluate_every=0) as run:
+        given, opened = gradients(run), []
+        rounds, phones = joined(run, Rules(**RULES), tmp_path, given)
+        monkeypatch.setattr(secure_rounds, "open_sum", lambda *about: opened.append(about) or open_sum(*about))
+        while rounds.view.kind != wire.UNMASK:
+            answer_once(rounds, phones)
+
+        def full(*_):
+            raise StoreError("the disk is full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(run.store if fails == "commit_round" else rounds.book, fails, full)
+            with pytest.raises(StoreError, match="the disk is full"):
+                answer_once(rounds, phones)
+        for call in (lambda: rounds.tick(60.0), lambda: phones[9].step(rounds, 60.0) or rounds.tick(60.0)):
+            with pytest.raises(StoreError, match="the disk is full"):
+                call()
+        with pytest.raises(StoreError, match="the disk is full"):  # and not 410, after which a device forgets its visit
+            rounds.message(9, 1, wire.UNMASK, b"{}", 60.0)
+        assert rounds.state(0, 1)["state"] == "counted" and len(opened) == 1
+        rounds.close()
+        again = SecureRounds(run, Rules(**RULES), 61.0)
+        assert run.store.round_num == 1 and len(opened) == 1 and not reasons(again)
+        check_step(run, given, range(10))
+        again.close()
+
+
+@pytest.mark.parametrize("key_of", [3, 0])
+def test_a_client_with_a_key_that_is_there_already_is_refused_and_the_others_go_on(secure_run, tmp_path, key_of):
+    """Its neighbours refuse two keys that are equal, so that every attempt would fail."""
+    given = gradients(secure_run)
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    phones[0].step(rounds, 1.0)
+    phone, work = phones[3], rounds.work(3, 1.0)
+    phone.body(work)
+    kept = phone.state.attempt()
+    kept["secrets"]["share"] = phones[key_of].state.attempt()["secrets"]["mask"]
+    phone.state.keep_attempt(kept)
+    phone.state._delete(wire.KEYS)
+    body = phone.visits.message(work, phone.state.visit(2, 2))
+    rounds.close()
+    rounds = SecureRounds(secure_run, Rules(**RULES), 1.0)  # a new start knows the keys that came before
+    with pytest.raises(Refused, match="every key of an attempt must be another one") as refused:
+        rounds.message(3, 1, wire.KEYS, body, 1.0)
+    assert refused.value.status == 422
+    for name in wire.PHASES:
+        answer_once(rounds, without(phones, 3))
+        if rounds.view.kind == name:
+            rounds.tick(30.0)
+    assert not reasons(rounds)
+    rounds.tick(99.0)
+    check_step(secure_run, given, [i for i in range(10) if i != 3])
     rounds.close()

@@ -1,8 +1,10 @@
-"""Updates that come slowly: each is taken, and no client can keep the others from sending."""
+"""Slow devices: each update is taken, no client can keep the others from sending, and what nobody reads is dropped."""
 
+import asyncio
 import hashlib
 import json
 import socket
+import threading
 import time
 from contextlib import closing, suppress
 
@@ -13,6 +15,7 @@ from helpers.live import Talker, serving
 from tflite_export.device import payload
 from tflite_export.device.live import wire
 from tfpfl.live import server as server_module
+from tfpfl.live import thetas
 from tfpfl.live.rules import Rules
 
 
@@ -94,3 +97,98 @@ def test_a_client_sends_one_update_at_a_time(live):
     assert status == 200
     for done in (first, good, again):
         done.socket.close()
+
+
+def test_an_update_keeps_its_place_until_it_is_written(live, monkeypatch):
+    """While the server is busy with a step or a commit, updates that have come wait for it in memory."""
+    rounds, talkers = live
+    busy, go, update = threading.Event(), threading.Event(), rounds.update
+
+    def slow(*given):
+        busy.set()
+        assert go.wait(60)
+        return update(*given)
+
+    monkeypatch.setattr(rounds, "update", slow)
+    first = Uploading(talkers[0], rounds)
+    first.socket.sendall(first.body[100:])
+    assert busy.wait(60)
+    second = Uploading(talkers[0], rounds)
+    status, about = second.answer()
+    assert status == 429 and "on its way already" in about["error"]
+    go.set()
+    assert first.answer() == (200, {"counted": True, "round": 1})
+    third = Uploading(talkers[0], rounds)  # its place is free again
+    third.socket.sendall(third.body[100:])
+    assert third.answer() == (200, {"counted": True, "round": 1})
+    for one in (first, second, third):
+        one.socket.close()
+
+
+class Writer:
+    """What aiohttp gives an answer to write to; it notes what is copied."""
+
+    def __init__(self, blocks=False):
+        self.pieces, self.transport, self.is_aborted, self._blocks = [], self, False, blocks
+
+    def abort(self):
+        self.is_aborted = True
+
+    async def write(self, piece):
+        if self._blocks:
+            await asyncio.sleep(60)
+        self.pieces.append(bytes(piece))
+
+
+def test_answers_share_their_theta():
+    content = np.random.default_rng(0).bytes(thetas._PIECE * 2 + 5)
+    body, writer = thetas.Shared(b"head", content), Writer()
+    asyncio.run(body.write(writer))
+    assert b"".join(writer.pieces) == b"head" + content and body.size == len(content) + 4
+    assert max(map(len, writer.pieces)) == thetas._PIECE and not writer.is_aborted
+
+
+def test_a_device_that_does_not_read_an_answer_is_cut_off(monkeypatch):
+    monkeypatch.setattr(thetas, "SLOWEST_BODY", 0.01)
+    writer = Writer(blocks=True)
+    with pytest.raises(ConnectionResetError, match="no more of an answer was read in 0.01 s"):
+        asyncio.run(thetas.Shared(b"x").write(writer))
+    assert writer.is_aborted
+
+
+@pytest.mark.parametrize("target", ["/v1/theta/{}", "/v1/work?wait=0&have=none"])
+def test_its_connection_ends_and_others_get_the_whole_theta(live, monkeypatch, target):
+    rounds, talkers = live
+    monkeypatch.setattr(thetas, "SLOWEST_BODY", 0.5)
+    is_cut_off, write = threading.Event(), thetas.Shared.write
+
+    async def written(*given):
+        try:
+            await write(*given)
+        except ConnectionResetError:
+            is_cut_off.set()
+            raise
+
+    monkeypatch.setattr(thetas.Shared, "write", written)
+    content = np.random.default_rng(0).bytes(40_000_000)  # more than sockets hold
+    rounds.thetas = {rounds.view.theta: content}
+    target = target.format(rounds.view.theta)
+    head = "".join(f"{n}: {v}\r\n" for n, v in (talkers[0].stamp("GET", target).headers() | {"Host": "x"}).items())
+    host, port = talkers[0].place.split(":")
+    with closing(socket.socket()) as lazy:
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.connect((host, int(port)))
+        lazy.sendall(f"GET {target} HTTP/1.1\r\n{head}\r\n".encode())
+        assert is_cut_off.wait(60)
+        lazy.settimeout(60)
+        assert sum(map(len, iter(lambda: lazy.recv(1_000_000), b""))) < len(content)  # what was on its way, and the end
+    status, found = talkers[1].send("GET", target)
+    assert status == 200 and found[-len(content) :] == content
+
+
+def test_the_json_of_an_update_is_short(live):
+    """Read, it takes many times its size in memory."""
+    rounds, talkers = live
+    long = wire.pack({"theta": "x" * 17_000}, b"")
+    status, about = talkers[0].send("PUT", "/v1/update/1", long)
+    assert status == 400 and "the JSON of a body has at most 16384 bytes, and this one 17013" in about["error"]

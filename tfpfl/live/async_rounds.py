@@ -22,7 +22,7 @@ from tfpfl.live.async_book import AsyncBook, Logged
 from tfpfl.live.async_pflego import check_asynchronous, server_of, visit_settings
 from tfpfl.live.clients import score_rows
 from tfpfl.live.rounds import LiveRounds
-from tfpfl.live.rules import Refused, Rules, View
+from tfpfl.live.rules import Refused, Rules, View, whole
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.training import DivergedError
@@ -96,8 +96,7 @@ class AsyncRounds(LiveRounds):
                 sent (409); its theta is too old, or the run is over (410); or it cannot be used (422).
             WireError: the body cannot be read.
         """
-        if self.failed is not None:
-            raise self.failed  # and not "the run is over": a new start of the server may count this update
+        self._check_on()
         was_at_work = client in self._begun
         self._heard(client, now)
         known = self.book.counted(number, client)
@@ -178,8 +177,7 @@ class AsyncRounds(LiveRounds):
         Raises:
             DivergedError: theta is not finite after a step. All earlier steps are saved.
         """
-        if self.failed is not None:
-            raise self.failed
+        self._check_on()
         if self.view.kind == wire.NOTHING and self._are_enough():
             self._show(wire.VISIT)
         for number, scoring in self._scoring.items():
@@ -234,6 +232,7 @@ class AsyncRounds(LiveRounds):
         if self.async_server.take(arrival, gradient) and self.async_server.version > self.saved:
             self._save(self.async_server.version, now)
 
+    @whole
     def _save(self, number: int, now: float) -> None:
         server = self.async_server.state
         theta = self._theta(server)
@@ -244,15 +243,11 @@ class AsyncRounds(LiveRounds):
             )
             self.view = View(wire.NOTHING, self.saved, "", frozenset(), np.inf)
             return
-        try:
-            row = self._row(number, self.book.arrivals((number - 1) * self.async_server.buffer))
-            self.run.store.commit_round(number, tree.arrays(server), {}, row)
-            self.saved, self._server, self._began = number, server, time.perf_counter()
-            self._publish(theta)
-            self.book.end_step(number, self._newest, now)
-        except BaseException as error:  # the state in memory is ahead of the one on disk: only a new start can go on
-            self.failed, self.view = error, View(wire.NOTHING, number - 1, "", frozenset(), np.inf)
-            raise
+        row = self._row(number, self.book.arrivals((number - 1) * self.async_server.buffer))
+        self.run.store.commit_round(number, tree.arrays(server), {}, row)
+        self.saved, self._server, self._began = number, server, time.perf_counter()
+        self._publish(theta)
+        self.book.end_step(number, self._newest, now)
         self._versions[self._newest] = number
         if number >= self.run.config.rounds:
             self._finish(now)

@@ -64,7 +64,7 @@ class Gate:
             now: seconds since 1970.
 
         Raises:
-            Refused: the signature is wrong, or the request came before.
+            Refused: the signature is wrong, or the request came before (401); or the client's token was revoked (403).
         """
         if not re.fullmatch("[0-9a-f]{64}", digest):
             raise Refused(401, f"{wire.BODY} must be the sha256 of the body, in hexadecimal")
@@ -75,6 +75,8 @@ class Gate:
             self._keys[member.key].check(stamp, request.method, request.path_qs, digest)
         except wire.WireError as error:
             raise Refused(401, str(error)) from None
+        if member.revoked:  # nobody else is told
+            raise Refused(403, f"the token of client {member.client} was revoked: ask for a new one")
         while self._used and next(iter(self._used.values())) < now - _KNOWN:
             self._used.popitem(last=False)
         if (member.client, stamp.nonce) in self._used:

@@ -27,7 +27,7 @@ from tfpfl.engines import aggregation
 from tfpfl.engines.visit import GLOBAL
 from tfpfl.live.book import Book, Member, OpenRound
 from tfpfl.live.clients import Clients, score_rows
-from tfpfl.live.rules import Refused, Rules, Stepped, View
+from tfpfl.live.rules import Refused, Rules, Stepped, View, whole
 from tfpfl.models import tree
 from tfpfl.runs import protocols
 from tfpfl.runs.folders import LIVE
@@ -101,13 +101,11 @@ class LiveRounds(Clients):
         """A client that has joined.
 
         Raises:
-            Refused: there is no such client (401), it has not joined (401), or its token was revoked (403).
+            Refused: there is no such client, or it has not joined (401).
         """
         member = self._members.get(client)
         if member is None or member.key is None:
             raise Refused(401, f"client {client} has not joined: join with its token first")
-        if member.revoked:
-            raise Refused(403, f"the token of client {client} was revoked: ask for a new one")
         return member
 
     def join(self, token: str, about: dict, now: float) -> dict:
@@ -145,12 +143,12 @@ class LiveRounds(Clients):
         if (found := wire.entry({"runtime": "litert"} | about, "runtime", str)) != needed:
             start = "start it with --runtime tf" if self.vectors else "start it without --runtime tf"
             raise Refused(409, f"devices of this run compute with {needed}, and this one with {found[:20]}: {start}")
+        key = wire.PublicKey(wire.entry(about, "key", str, 1, 200))
         if self.enrolled is not None:
             self.on_enrolled(self.enrolled.checked(member.client, **told))
         program = self.programs.get(told["classes"])
         if "program" in about and wire.entry(about, "program", str) != program:
             raise Refused(409, "the device has another program than this run's: delete its bundle, and join again")
-        key = wire.PublicKey(wire.entry(about, "key", str, 1, 200))
         if self.enrolled is not None:
             self.enrolled.add(member.client, **told)
         self.book.join(member.client, wire.to_text(key.bytes), now)
@@ -188,6 +186,7 @@ class LiveRounds(Clients):
             WireError: the body cannot be read.
         """
         self._heard(client, now)
+        self._check_on()
         known = self.book.counted(number, client)
         if known is not None:
             if known != hashlib.sha256(body).hexdigest():
@@ -219,6 +218,7 @@ class LiveRounds(Clients):
         """
         view = self.view
         self._heard(client, now)
+        self._check_on()
         if view.kind != wire.SCORE or number != view.round_num:
             raise Refused(410, f"no scores of round {number} are wanted now")
         if wire.entry(about, "theta", str) != view.theta:
@@ -236,11 +236,19 @@ class LiveRounds(Clients):
         """Notes that a client is awake."""
         self.seen[client] = now
 
+    def _check_on(self) -> None:
+        """Raises what has ended the rounds: "the round is over" would be wrong, a new start may count what comes."""
+        if self.failed is not None:
+            raise self.failed
+
     def refresh(self) -> None:
-        """Reads the members again, after tokens were made or revoked; the open round does not wait for revoked ones."""
+        """Reads the members again, after tokens were made or revoked; the open round does not wait for them."""
         self._members = self.book.members()
-        gone = {i for i, m in self._members.items() if m.revoked}
-        self.view = self.view._replace(waiting=self.view.waiting - gone)
+        self.view = self.view._replace(waiting=self.view.waiting - self._gone())
+
+    def _gone(self) -> set[int]:
+        """The clients whose token was revoked, or that have a new one and have not joined with it."""
+        return {i for i, m in self._members.items() if m.revoked or m.key is None}
 
     def tick(self, now: float) -> None:
         """Opens a round where none is, and ends one whose deadline is over; to be called about every second.
@@ -249,8 +257,7 @@ class LiveRounds(Clients):
             DivergedError: theta is not finite after the round. All earlier rounds are saved.
         """
         self._ticks = True
-        if self.failed is not None:
-            raise self.failed
+        self._check_on()
         if self.view.kind == wire.NOTHING:
             self._open(now)
         elif self.view.kind == wire.VISIT and (now >= self.view.deadline or not self.view.waiting):
@@ -314,6 +321,7 @@ class LiveRounds(Clients):
         self.thetas = {name: theta.astype("<f4").tobytes()}
         return name
 
+    @whole
     def _open(self, now: float) -> None:
         number = self.run.store.round_num + 1
         if number > self.run.config.rounds:
@@ -359,6 +367,7 @@ class LiveRounds(Clients):
     def _splits(self) -> tuple:
         return tuple(self._training.splits)
 
+    @whole
     def _close(self, now: float) -> None:
         """Steps with all that came, and asks for scores if the round is evaluated."""
         number = self._open_round.number
@@ -418,6 +427,7 @@ class LiveRounds(Clients):
         server = tf.nest.map_structure(tf.convert_to_tensor, self._server)  # NumPy's int32 + 1 would be int64
         return self._step(server, aggregation.finish(self.algorithm, found, clients), found.weight)
 
+    @whole
     def _commit(self, now: float) -> None:
         """Saves the round in the run's store, and opens the next one."""
         assert self._stepped is not None

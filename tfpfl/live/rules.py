@@ -1,10 +1,12 @@
 """How a server runs live rounds, what polls are answered from, and how a message is refused."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tflite_export.device import payload as payloads
+from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument, TfpflError, warn_user
 from tfpfl.data.population import Population
 
@@ -29,6 +31,24 @@ class View(NamedTuple):
     deadline: float
     settings: dict = {}  # {client: tau and the rates of its visit}
     splits: tuple = ()  # what a visit scores as well
+
+
+def whole(change):
+    """A change of a round, on disk and in memory. If it fails, only a new start of the server goes on, from the disk.
+
+    Otherwise a part of it could be done twice, such as a secure sum be opened again, over other clients.
+    """
+
+    @functools.wraps(change)
+    def changed(rounds, *arguments):
+        try:
+            return change(rounds, *arguments)
+        except BaseException as error:
+            rounds.failed = error
+            rounds.view = View(wire.NOTHING, rounds.view.round_num, "", frozenset(), math.inf)
+            raise
+
+    return changed
 
 
 class Stepped(NamedTuple):

@@ -26,7 +26,7 @@ from tfpfl.data.places import is_places
 from tfpfl.live import secure_graph as graph
 from tfpfl.live.book import Book, OpenRound
 from tfpfl.live.rounds import LiveRounds
-from tfpfl.live.rules import Refused, Rules, Stepped, View
+from tfpfl.live.rules import Refused, Rules, Stepped, View, whole
 from tfpfl.live.secure_book import FAILED, SecureBook
 from tfpfl.live.secure_sum import Circle, Shares, open_sum, without_few
 
@@ -102,6 +102,7 @@ class SecureRounds(LiveRounds):
     def __init__(self, run, rules: Rules, now: float):
         check_secure(run, rules)
         self._phase: Phase | None = None
+        self._public: set[bytes] = set()  # the keys that came in the first phase
         self._again: float | None = None  # when the round begins again after an attempt that failed
         super().__init__(run, rules, now)
 
@@ -163,6 +164,7 @@ class SecureRounds(LiveRounds):
             WireError: it cannot be read.
         """
         self._heard(client, now)
+        self._check_on()
         view, known = self.view, self._phase
         about, words = wire.unpack(body) if phase == MASKED else (wire.read_json(body), b"")
         attempt = wire.entry(about, "attempt", int, 1)
@@ -187,13 +189,17 @@ class SecureRounds(LiveRounds):
         except InvalidInput as error:
             raise Refused(422, str(error)) from None
         self.book.put_message(number, attempt, phase, client, body, now, self._members[client].key)
+        if phase == KEYS:
+            self._public |= _public(about)
         self.view = view._replace(waiting=view.waiting - {client})
         if not self.view.waiting or (phase == UNMASK and self._can_open()):
             self._advance(now)
         return done
 
     def _check_keys(self, client: int, about: dict, _, known: Phase) -> None:
-        checked_peer(known.attempt, _told(client, self._members[client].key, about))
+        peer = checked_peer(known.attempt, _told(client, self._members[client].key, about))
+        if peer.mask == peer.share or not self._public.isdisjoint((peer.mask, peer.share)):
+            raise SecureError("every key of an attempt must be another one: devices refuse two that are equal")
 
     def _check_shares(self, client: int, about: dict, _, known: Phase) -> None:
         boxes = _by_client(about, "boxes", _BOX)
@@ -220,6 +226,7 @@ class SecureRounds(LiveRounds):
         self._began, self._again = time.perf_counter(), None
         self._begin(opened, deadline)
 
+    @whole
     def _begin(self, opened: OpenRound, deadline: float) -> None:
         weights = {i: self._weight_of(i) for i in opened.arrival}
         sizes = {i: int(self.population.info(i).num_examples) for i in opened.arrival}
@@ -261,6 +268,7 @@ class SecureRounds(LiveRounds):
         base, found = {"attempt": kept.number}, {}
         read = {phase: self.book.messages(opened.number, kept.number, phase) for phase in (KEYS, SHARES)}
         if kept.phase == KEYS:
+            self._public = set().union(*(_public(wire.read_json(body)) for body in read[KEYS].values()))
             codec = {name: getattr(known.codec, name) for name in _CODEC}
             run, theta = self.run.config.run_id, opened.theta
             for i, arrival in opened.arrival.items():
@@ -289,14 +297,14 @@ class SecureRounds(LiveRounds):
                     for i in survivors:
                         found[i] = base | {"survivors": [j for j in near[i] if j in survivors]}
         came = self.book.messages(opened.number, kept.number, kept.phase)
-        gone = {i for i, m in self._members.items() if m.revoked}
         self._phase = known
-        waiting = frozenset(found) - came.keys() - gone
+        waiting = frozenset(found) - came.keys() - self._gone()
         self.view = View(kept.phase, opened.number, opened.theta, waiting, deadline, found)
 
     def tick(self, now: float) -> None:
         """`LiveRounds.tick`; it also ends a phase whose time is over, and begins the next attempt."""
         self._ticks = True
+        self._check_on()
         if (self._again is not None or self.view.kind == KEYS) and self._give_up(now):
             return
         if self._again is not None:
@@ -304,7 +312,7 @@ class SecureRounds(LiveRounds):
                 self._again = None
                 self._begin(self._open_round, now + self.rules.deadline)
             return
-        if self.view.kind not in PHASES or self.failed is not None:
+        if self.view.kind not in PHASES:
             super().tick(now)
             return
         view = self.view
@@ -326,11 +334,16 @@ class SecureRounds(LiveRounds):
         if len(left) >= LEAST:
             return False
         why = f"{len(left)} of {len(opened.arrival)} clients are not revoked, and {LEAST} are needed: it has no sum"
+        self._end_without(why, now)
+        return True
+
+    @whole
+    def _end_without(self, why: str, now: float) -> None:
+        opened = self._open_round
         self.book.fail(opened.number, why, now)
         _logger.warning("round %d failed: %s", opened.number, why)
         self._phase = self._again = None
         self._close(now)
-        return True
 
     def _can_open(self) -> bool:
         """Whether enough neighbours of each client have answered."""
@@ -343,6 +356,7 @@ class SecureRounds(LiveRounds):
         came = self.book.messages(known.attempt.round_num, known.attempt.number, UNMASK)
         return [i for i in came if i not in waiting]
 
+    @whole
     def _advance(self, now: float) -> None:
         """Ends a phase: the next one begins, the sum is opened, or the attempt fails."""
         known, opened = self._phase, self._open_round
@@ -431,6 +445,11 @@ def _told(client: int, identity: str | None, about: dict) -> dict:
     """What the neighbours of a client are told of it."""
     keys = {name: about.get(name) for name in ("mask", "share", "signature")}
     return keys | {"client": client, "identity": identity}
+
+
+def _public(about: dict) -> set[bytes]:
+    """The public keys of a message, which was checked when it came."""
+    return {wire.to_bytes(about[name], name) for name in ("mask", "share")}
 
 
 def _peer(about: dict) -> Peer:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
 from tfpfl.live.secure_rounds import SecureRounds
 from tfpfl.live.shown import Shown
-from tfpfl.live.thetas import Thetas
+from tfpfl.live.thetas import Shared, Thetas
 from tfpfl.live.watch import Watch, WatchPage
 
 LONGEST_WAIT = 30.0  # seconds of a poll; proxies cut longer ones
@@ -201,15 +201,21 @@ class LiveServer:
         self._received.inc(size)
         return b"".join(parts)
 
-    async def _signed(self, request, most: int = _SMALL) -> tuple[int, bytes]:
+    async def _signed(self, request) -> tuple[int, bytes]:
         """(client, body) of a request that a client has signed."""
         member, stamp = self._gate.who(self.rounds, request, self._clock())
-        if most == _SMALL:
-            body = await self._body(request, most)
-            digest = hashlib.sha256(body).hexdigest()
-            self._gate.check(member, stamp, request, digest, self._clock())
-            return member.client, body
-        # A large body is read only from one who has signed its hash: nobody else can keep others from sending.
+        body = await self._body(request)
+        digest = hashlib.sha256(body).hexdigest()
+        self._gate.check(member, stamp, request, digest, self._clock())
+        return member.client, body
+
+    @asynccontextmanager
+    async def _signed_large(self, request, most: int):
+        """`_signed`, of a large body; its place in memory is taken until the caller is ready with it.
+
+        It is read only from one who has signed its hash: nobody else can keep others from sending.
+        """
+        member, stamp = self._gate.who(self.rounds, request, self._clock())
         digest = request.headers.get(wire.BODY, "")
         self._gate.check(member, stamp, request, digest, self._clock())
         if member.client in self._sending:
@@ -218,11 +224,11 @@ class LiveServer:
         try:
             async with self._large:
                 body = await self._body(request, most)
+                if hashlib.sha256(body).hexdigest() != digest:
+                    raise Refused(400, f"the body does not have the hash in {wire.BODY}: it was changed on its way")
+                yield member.client, body
         finally:
             self._sending.discard(member.client)
-        if hashlib.sha256(body).hexdigest() != digest:
-            raise Refused(400, f"the body does not have the hash in {wire.BODY}: it was changed on its way")
-        return member.client, body
 
     async def _written(self, function, *arguments):
         """Runs what writes, in its thread; then wakes the polls if something changed."""
@@ -289,8 +295,7 @@ class LiveServer:
             theta = self._thetas.get(name, half)
         except (Refused, wire.WireError):  # it asks for the theta by itself, and is told
             return web.json_response(work)
-        body, headers = wire.pack(work, theta.content), {wire.BODY: theta.digest}
-        return web.Response(body=body, content_type="application/octet-stream", headers=headers)
+        return web.Response(body=Shared(wire.pack(work, b""), theta.content), headers={wire.BODY: theta.digest})
 
     async def _theta(self, request):
         await self._signed(request)
@@ -319,9 +324,9 @@ class LiveServer:
         return web.FileResponse(path)
 
     async def _update(self, request):
-        client, body = await self._signed(request, self._most)
         number = int(request.match_info["round"])
-        return web.json_response(await self._written(self.rounds.update, client, number, body, self._now()))
+        async with self._signed_large(request, self._most) as (client, body):
+            return web.json_response(await self._written(self.rounds.update, client, number, body, self._now()))
 
     async def _score(self, request):
         client, body = await self._signed(request)
@@ -331,9 +336,10 @@ class LiveServer:
     async def _message(self, request):
         assert self._secure is not None  # otherwise there is no such route
         phase, number = request.match_info["phase"], int(request.match_info["round"])
-        client, body = await self._signed(request, self._most if phase == MASKED else self._secure.message_size)
-        given = client, number, phase, body, self._now()
-        return web.json_response(await self._written(self._secure.message, *given))
+        most = self._most if phase == MASKED else self._secure.message_size
+        async with self._signed_large(request, most) as (client, body):
+            given = client, number, phase, body, self._now()
+            return web.json_response(await self._written(self._secure.message, *given))
 
     async def _state_of(self, request):
         client, _ = await self._signed(request)

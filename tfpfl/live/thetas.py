@@ -1,14 +1,18 @@
 """The thetas of the rounds as they are sent: in half precision or not, compressed or not; each is computed once."""
 
+import asyncio
 import gzip
 import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from aiohttp import web
+from aiohttp import Payload, web
 
 from tflite_export.device.live import wire
+from tfpfl.live.gate import SLOWEST_BODY
 from tfpfl.live.rules import Refused
+
+_PIECE = 2**18  # bytes that are copied for a device at a time
 
 
 class Sent(NamedTuple):
@@ -16,6 +20,39 @@ class Sent(NamedTuple):
 
     content: bytes  # float32 or float16, little-endian
     digest: str  # the sha256 of the content
+
+
+class Shared(Payload):
+    """The body of an answer, made of bytes that many answers share. A device that does not read it is cut off.
+
+    Args:
+        parts: what the body has, one after the other.
+    """
+
+    def __init__(self, *parts: bytes):
+        super().__init__(parts, content_type="application/octet-stream")
+        self._size = sum(map(len, parts))
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text, as aiohttp wants it to have one."""
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer) -> None:
+        """Sends it; a device has `SLOWEST_BODY` seconds for each piece.
+
+        Raises:
+            ConnectionResetError: it took longer.
+        """
+        for content in self._value:
+            part = memoryview(content)
+            for begin in range(0, len(part), _PIECE):
+                try:
+                    async with asyncio.timeout(SLOWEST_BODY):
+                        await writer.write(part[begin : begin + _PIECE])
+                except TimeoutError:
+                    if writer.transport is not None:
+                        writer.transport.abort()  # without waiting for what it has not read
+                    raise ConnectionResetError(f"no more of an answer was read in {SLOWEST_BODY:g} s") from None
 
 
 class Thetas:
@@ -58,7 +95,7 @@ class Thetas:
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             headers["Content-Encoding"] = "gzip"
             content = self._gzip(found)
-        return web.Response(body=content, content_type="application/octet-stream", headers=headers)
+        return web.Response(body=Shared(content), headers=headers)
 
     def _gzip(self, found: Sent) -> bytes:
         if found.digest not in self._compressed:

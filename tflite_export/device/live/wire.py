@@ -199,15 +199,20 @@ def pack(about: dict, content: bytes) -> bytes:
     return struct.pack("<I", len(told)) + told + content
 
 
+_MOST_JSON = 16 * 1024  # bytes
+
+
 def unpack(body: bytes) -> tuple[dict, bytes]:
     """(the JSON, the bytes) of a body.
 
     Raises:
-        WireError: the body is cut off, or its first part is no JSON object.
+        WireError: the body is cut off, or its first part is no JSON object, or one of more than 16 kB.
     """
     size = struct.unpack_from("<I", body)[0] if len(body) >= 4 else 0
     if not 0 < size <= len(body) - 4:
         raise WireError("the body begins with the length of its JSON, and is shorter than that")
+    if size > _MOST_JSON:  # read, it takes many times its size in memory
+        raise WireError(f"the JSON of a body has at most {_MOST_JSON} bytes, and this one {size}")
     return read_json(body[4 : 4 + size]), body[4 + size :]
 
 
