@@ -20,7 +20,7 @@ from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.engines.tff.aggregators import OF_TFF, check_mean
+from tfpfl.engines.tff.aggregators import OF_TFF, _quantized, check_mean
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel, tree
 from tfpfl.runs import aggregators
@@ -133,6 +133,74 @@ def test_compression_errs_by_less_than_a_step_and_counts_its_bytes(federation, t
     assert int(out.metrics["bytes_up"]) == sum(n + 8 if n > threshold else 4 * n for n in sizes)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_rounded_is_right_on_average_and_the_same_again(dtype):
+    draw = np.random.default_rng(0)
+    x = draw.normal(0, 1, (500, 40)).astype(dtype)
+    found = _quantized(tf.constant(x), 4).numpy()
+    step = np.ptp(x) / 15
+    steps = (found - x.min()) / step
+    assert found.dtype == dtype and np.abs(steps - np.round(steps)).max() < 1e-4
+    assert np.abs(found - x).max() < step * 1.001 and found.min() == x.min()
+    # the mean of 20,000 errors of at most a step; five standard deviations, so a bias of a fiftieth of a step is seen
+    assert np.abs((found - x).mean()) < 5 * step / np.sqrt(4 * x.size)
+    parts = x.min() + step * np.arange(15)[:, None]
+    assert len(np.unique(found)) == 16 and (np.abs(found[None] - parts[:1]) >= 0).all()
+    np.testing.assert_array_equal(_quantized(tf.constant(x), 4), found)
+    other = _quantized(tf.constant(x[::-1].copy()), 4).numpy()[::-1]
+    assert 0.1 < (other != found).mean() < 0.6  # other random numbers for another order
+    np.testing.assert_array_equal(_quantized(tf.fill([7], tf.constant(3, x.dtype)), 8), np.full(7, 3, dtype))
+
+
+@pytest.mark.slow
+def test_a_run_with_compression_can_be_repeated(federation, tff):
+    algorithm = build("fedavg", federation)
+    process = aggregated("compress", algorithm, federation, threshold=20)
+    first, again = (one_round(process, algorithm)[1] for _ in range(2))
+    assert identical(first, again)
+    assert not identical(first, one_round(Simulation(algorithm, federation), algorithm)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clip", "robust"])
+def test_limits_follow_those_whose_work_was_used(name, federation, tff):
+    """A client that is rejected sent zeros, which would make the limit of the others smaller."""
+    algorithm = screened(faults.broken_work(build("fedavg", federation), only("not finite")))
+    process = federate(algorithm, federation, aggregator=factory(name, {}, algorithm))
+    states = initial_states(algorithm, algorithm.population)
+
+    def after(ids):
+        server = process.initialize()
+        for t in range(1, 4):
+            visits = visits_by_id(algorithm.population, ids, t)
+            server = process.next(server, [states[i] for i in ids], visits).server
+        return server
+
+    with_broken, without = after(COHORT), after([i for i in COHORT if i != 2])
+    assert distance(with_broken.own, without.own) < 1e-6
+    found, expected = (
+        [np.asarray(x) for x in tf.nest.flatten(s.aggregator) if np.asarray(x).dtype == np.float32]
+        for s in (with_broken, without)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_robust_is_tffs_where_nobody_is_rejected(federation, tff):
+    algorithm = build("fedavg", federation)
+    theirs = federate(algorithm, federation, aggregator=tff.learning.robust_aggregator())
+    ours = aggregated("robust", algorithm, federation)
+    servers = [theirs.initialize(), ours.initialize()]
+    states = initial_states(algorithm, algorithm.population)
+    for t in range(1, 5):
+        visits = visits_by_id(algorithm.population, COHORT, t)
+        servers = [
+            process.next(server, [states[i] for i in COHORT], visits).server
+            for process, server in zip((theirs, ours), servers, strict=True)
+        ]
+        assert distance(*(server.own for server in servers)) < 1e-6
+
+
 def test_who_sends_nothing_sends_no_compressed_bytes(federation):
     algorithm = aggregators.with_aggregator("compress", {"bits": 4}, build("local", federation))
     states = initial_states(algorithm, algorithm.population)
@@ -213,6 +281,32 @@ def test_private_sums_without_noise_to_speak_of_are_the_mean(federation, tff):
     r = algorithm.population.clients_per_round  # three are expected, whoever comes
     expected = np.sum(updates(algorithm, federation), 0) / r
     assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedavg", "pflego"])
+def test_private_means_are_of_those_who_come(name, federation, tff):
+    """Half of the clients drop out: of a mean, the sum is divided by half as many; a sum of gradients stays one."""
+    sound = build(name, federation, **({"weighting": "uniform"} if name == "fedavg" else {"server_opt": "sgd"}))
+    people = replace(sound.population, arrival=np.full(sound.population.num_clients, 0.5))
+    algorithm = sound._replace(population=people)
+    process = aggregated("dp", algorithm, federation, noise=1e-9, clip=1e3)
+
+    def moved(process, ids):
+        before, after = (getattr(server, "theta", server) for server in one_round(process, algorithm, ids))
+        return tree.to_vector(tree.subtract(after, before)).numpy()
+
+    alone = [moved(Simulation(algorithm, federation), [i]) for i in COHORT[:2]]
+    r = people.clients_per_round
+    assert people.clients_that_arrive == r / 2
+    assert distance(moved(process, COHORT[:2]), np.sum(alone, 0) / (r / 2 if name == "fedavg" else 1)) < 1e-5
+
+
+def test_private_aggregators_are_for_float32(federation):
+    model = SplitModel(backbone(dtype="float64"))
+    algorithm = build_algorithm("fedavg", model, build("fedavg", federation).population)
+    with pytest.raises(ValueError, match="aggregator 'dp' adds noise in float32; the model has float64"):
+        factory("dp", {"noise": 1.0, "clip": 1.0}, algorithm)
 
 
 @pytest.mark.slow
@@ -486,10 +580,12 @@ def test_means_are_no_sums(tff):
         OF_TFF["dp"](noise=1e-9, clip=1.0, clients=3.5),
         OF_TFF["dp_adaptive"](noise=1.0, clients=3.5),
     ]
-    fixed = [check_mean(aggregator, 3.5) for aggregator in means]
-    assert fixed == [type(aggregator).__name__.startswith("Differentially") for aggregator in means]
+    divisors = [check_mean(aggregator, 3.0) for aggregator in means]
+    is_private = [type(aggregator).__name__.startswith("Differentially") for aggregator in means]
+    assert divisors == [3.5 if private else None for private in is_private]
     without_noise = make.DifferentiallyPrivateFactory.gaussian_fixed(0.0, 3.5, 0.1)
-    assert check_mean(make.zeroing_factory(9.0, without_noise), 3.5)
+    assert check_mean(make.zeroing_factory(9.0, without_noise), 3.0) == pytest.approx(3.5)
+    assert check_mean(make.zeroing_factory(9.0, without_noise), 3.5) == 3.5
 
 
 def tensorflow_privacy():

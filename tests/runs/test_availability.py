@@ -313,3 +313,14 @@ def test_what_only_the_federation_can_tell(federation, tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="arrival is a probability for each of the 2 clients"):
         Population([1, 1], [1, 1], arrival=[0.5])
+
+
+def test_who_drops_out_has_ended_the_first_exchange_only_if_that_was_before_the_deadline():
+    slow = Availability(dropout=0.5, seconds=1.0, seconds_spread=1.0, deadline=8.0)
+    free = replace(slow, deadline=None)
+    ids, work = np.arange(200), np.full(200, 10.0)
+    half = slow.visit_seconds(0, 1, ids, work) / 2
+    found, without = slow.round(0, 1, ids, work), free.round(0, 1, ids, work)
+    assert (half[found.between] <= 8).all() and len(found.between) > 10
+    kept = [i for i in without.between if half[i] <= 8]  # of those who drop out, the same half
+    assert sorted(set(found.between) & set(found.dropped)) == sorted(kept) and len(kept) < len(without.between)

@@ -197,6 +197,11 @@ class Population:
         """The expected number of clients in a round, r."""
         return self.sampling.expected(self.num_clients)
 
+    @property
+    def clients_that_arrive(self) -> float:
+        """The expected number of clients in a round whose work reaches the server; see `arrival`."""
+        return self.clients_per_round * (1.0 if self.arrival is None else float(np.mean(self.arrival)))
+
     def shared_labels(self) -> int:
         """The number of outputs C of a head that all clients share, for the builders of methods with such a head.
 

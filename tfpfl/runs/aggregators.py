@@ -15,6 +15,7 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, check_no_balance, check_one_exchange, kinds
 from tfpfl.algorithms.parts.objectives import parsed_objective
@@ -112,7 +113,8 @@ def check_method(name: str, algorithm: Algorithm) -> None:
     Raises:
         InvalidArgument: the algorithm's server receives the updates of single clients (rows), not a mean or sum; or it
             keeps a sum of what its clients keep (`Algorithm.balance`); or the aggregator is of TFF and a round has two
-            exchanges (`Algorithm.first`); or the model has batch_norm='shared'.
+            exchanges (`Algorithm.first`); or the model has batch_norm='shared'; or the aggregator is private and the
+            model is not of float32.
     """
     if "rows" in kinds(algorithm):
         raise InvalidArgument(
@@ -123,6 +125,9 @@ def check_method(name: str, algorithm: Algorithm) -> None:
         check_one_exchange(algorithm, f"aggregator {name!r}")
     check_no_balance(algorithm, f"aggregator {name!r}")
     check_not_shared(algorithm, f"aggregator {name!r}")
+    if name in PRIVATE and algorithm.model.dtype != tf.float32:
+        found = tf.as_dtype(algorithm.model.dtype).name
+        raise InvalidArgument(f"aggregator {name!r} adds noise in float32; the model has {found}: make one of float32")
 
 
 def check_objective(config: Any) -> None:
@@ -179,7 +184,7 @@ def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:
         )
     made = OF_TFF[name]
     if "clients" in signature(made).parameters:
-        arguments = arguments | {"clients": algorithm.population.clients_per_round}
+        arguments = arguments | {"clients": algorithm.population.clients_that_arrive}
     return made(**arguments)
 
 

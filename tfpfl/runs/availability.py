@@ -190,8 +190,8 @@ class Availability:
         waited = float(seconds[came].max(initial=0.0))
         if self.deadline is not None and not came.all():
             waited = self.deadline
-        half = drops & (uniform(seed, Stream.BETWEEN, round_num, ids) < 0.5)
-        half |= late & (seconds / 2 <= (np.inf if self.deadline is None else self.deadline))
+        half = drops & (uniform(seed, Stream.BETWEEN, round_num, ids) < 0.5) | late
+        half &= seconds / 2 <= (np.inf if self.deadline is None else self.deadline)
         return Arrivals(ids[came], ids[drops], ids[late], waited, ids[half])
 
 

@@ -1,5 +1,6 @@
 """TFF's aggregators for the TFF engine (clipping, zeroing, compression, privacy), and how a round uses them."""
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ def factory_of(aggregator: Any) -> Any:
 PROBES = (1e-6, 1.0)  # what clients send to find out whether a result is a mean; the small one is below any clipping
 
 
-def check_mean(aggregator: Any, clients_per_round: float) -> bool:
+def check_mean(aggregator: Any, clients_per_round: float) -> float | None:
     """Checks that the result of an aggregator is a mean of what the clients send, not a sum.
 
     A round of equal numbers is aggregated, from as many clients as are expected: the mean is this number, or less if it
@@ -54,7 +55,7 @@ def check_mean(aggregator: Any, clients_per_round: float) -> bool:
         clients_per_round: the expected number of clients in a round.
 
     Returns:
-        Whether it divides by a fixed number of clients, as aggregators with noise do, and not by how many came.
+        The fixed number of clients that it divides by, as aggregators with noise do; None: it divides by how many came.
 
     Raises:
         InvalidArgument: the result is a sum, or the aggregator cannot be executed on single numbers.
@@ -72,7 +73,7 @@ def check_mean(aggregator: Any, clients_per_round: float) -> bool:
             return float(process.next(process.initialize(), [np.float32(value)] * clients, *more).result)
 
         nothing, *found = (of(value, clients) for value in (0.0, *PROBES))
-        fixed = bool(nothing) or not weighted and of(PROBES[0], 2 * clients) > 1.5 * found[0]
+        fixed = not weighted and of(PROBES[0], 2 * clients) > 1.5 * found[0]
     except Exception as error:  # TFF has many kinds, and its worker's are of gRPC
         raise InvalidArgument(
             f"{name} cannot be executed here on one number of every client: {one_line(error, 300)}. (TFF's secure "
@@ -82,7 +83,11 @@ def check_mean(aggregator: Any, clients_per_round: float) -> bool:
     if nothing:  # noise
         query = getattr(aggregator, "_query", None)  # of DifferentiallyPrivateFactory; it has no public name
         is_sum = query is not None and not hasattr(query, "_denominator")
+        divisor: float | None = float(getattr(query, "_denominator", clients_per_round))
     else:
+        divisor = clients * PROBES[0] / found[0] if fixed else None
+        if divisor is not None and math.isclose(divisor, clients_per_round, rel_tol=1e-5):
+            divisor = clients_per_round  # without the rounding of float32
         # A divisor that is not the number of clients, such as the expected one, changes the result by less than this.
         is_sum = any(abs(result) > value * clients**0.5 for result, value in zip(found, PROBES, strict=True))
     if is_sum:
@@ -92,7 +97,7 @@ def check_mean(aggregator: Any, clients_per_round: float) -> bool:
             "tff.aggregators.MeanFactory(inner) or UnweightedMeanFactory(inner) makes one from the factory of a sum. "
             "A method that adds its updates (aggregate='sum') gets its sum back from the mean"
         )
-    return fixed
+    return divisor
 
 
 def make_adder(algorithm, aggregator, contribution_type):
@@ -101,7 +106,7 @@ def make_adder(algorithm, aggregator, contribution_type):
     An aggregator gives a mean, and a method may need a sum. A weighted mean is multiplied by the sum of the weights, an
     unweighted one by the number of clients that came. Of those, a client that was rejected (weight 0) sent zeros: they
     add nothing to a sum, and are not counted in a mean. An aggregator that divides by a fixed number of clients, as
-    those with noise do, is multiplied by the expected number; for it, who was rejected is a client with zeros.
+    those with noise do, is multiplied by this number; for it, who was rejected is a client with zeros.
 
     Args:
         algorithm: its `aggregate` says which parts of an update are means.
@@ -125,10 +130,9 @@ def make_adder(algorithm, aggregator, contribution_type):
         return None, add
 
     check_no_balance(algorithm, "an aggregator of TFF")
-    fixed = check_mean(aggregator, algorithm.population.clients_per_round)
+    divisor = check_mean(aggregator, algorithm.population.clients_that_arrive)
     weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
     averaged = [kind == "mean" for kind in kinds(algorithm) if kind != "rows"]
-    expected = algorithm.population.clients_per_round
 
     @tff.tensorflow.computation(contribution_type.sums, contribution_type.weight)
     def value(sums, weight):
@@ -144,8 +148,8 @@ def make_adder(algorithm, aggregator, contribution_type):
     @tff.tensorflow.computation(value.type_signature.result, counted.type_signature.result)
     def as_sums(mean, added):
         factor, weight = added
-        if fixed and not weighted:
-            factor = weight = tf.constant(expected, weight.dtype)
+        if divisor is not None and not weighted:
+            factor = weight = tf.constant(divisor, weight.dtype)
         return tree.scale(factor, mean), weight
 
     as_float = tff.tensorflow.computation(lambda weight: tf.cast(weight, tf.float32), contribution_type.weight)
@@ -198,19 +202,55 @@ def _to_bytes(state):
 
 def _from_bytes(saved, like):
     held, wanted = load(saved.tobytes()), tf.nest.flatten(like)
+    if len(held) != len(wanted):
+        raise InvalidArgument(
+            f"the state of this run's aggregator has {len(held)} parts, and {len(wanted)} are needed: another version "
+            "of tfpfl made it. Go on with that version, or begin a new run"
+        )
     leaves = [
         held[str(i)].tobytes() if np.asarray(leaf).dtype.kind in "SO" else held[str(i)] for i, leaf in enumerate(wanted)
     ]
     return tf.nest.pack_sequence_as(like, leaves)
 
 
+def _quantile(initial: float, target: float, rate: float):
+    """A process that estimates a quantile of the clients' numbers, of those that are not 0.
+
+    It is `PrivateQuantileEstimationProcess.no_noise` of TFF (Andrew et al., 2021) but for the zeros: they are of
+    clients that were rejected or sent nothing, and would make the limit of all others smaller. With b the part of the
+    others that is at most the estimate c: c <- c exp(-rate (b - target)).
+    """
+    tff = require_tff()
+
+    @tff.tensorflow.computation(np.float32, np.float32)
+    def told(estimate, number):
+        there = tf.cast(number > 0, tf.float32)
+        return tf.stack([there * tf.cast(number <= estimate, tf.float32), there])
+
+    @tff.tensorflow.computation(np.float32, told.type_signature.result)
+    def moved(estimate, sums):
+        away = sums[0] - target * sums[1]
+        return estimate * tf.exp(-rate * tf.math.divide_no_nan(away, sums[1]))
+
+    first = tff.tensorflow.computation(lambda: tf.constant(initial))
+    on_server = tff.FederatedType(np.float32, tff.SERVER)
+
+    @tff.federated_computation(on_server, tff.FederatedType(np.float32, tff.CLIENTS))
+    def following(estimate, numbers):
+        sums = tff.federated_sum(tff.federated_map(told, (tff.federated_broadcast(estimate), numbers)))
+        return tff.federated_map(moved, (estimate, sums))
+
+    return tff.templates.EstimationProcess(
+        tff.federated_computation(lambda: tff.federated_eval(first, tff.SERVER)),
+        following,
+        tff.federated_computation(lambda estimate: estimate, on_server),
+    )
+
+
 def clip(*, norm: float | None = None):
     """Scales updates whose L2 norm exceeds `norm` down to it. None: the norm follows the estimated 0.8-quantile."""
     tff = require_tff()
-    bound = norm or tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
-        initial_estimate=1.0, target_quantile=0.8, learning_rate=0.2
-    )
-    return tff.aggregators.clipping_factory(bound, tff.aggregators.MeanFactory())
+    return tff.aggregators.clipping_factory(norm or _quantile(1.0, 0.8, 0.2), tff.aggregators.MeanFactory())
 
 
 def zero(*, norm: float | None = None):
@@ -218,22 +258,65 @@ def zero(*, norm: float | None = None):
 
     None: the limit is 2 m + 1, where m follows the estimated 0.98-quantile of these largest numbers.
     """
+    return _zeroing(require_tff().aggregators.MeanFactory(), norm)
+
+
+def _zeroing(inner, norm: float | None = None):
     tff = require_tff()
-    if norm is not None:
-        return tff.aggregators.zeroing_factory(norm, tff.aggregators.MeanFactory(), norm_order=np.inf)
-    return tff.learning.robust_aggregator(zeroing=True, clipping=False, weighted=True)
+    limit: Any = norm
+    if norm is None:
+        more = tff.tensorflow.computation(lambda m: 2 * m + 1, np.float32)
+        on_server = tff.FederatedType(np.float32, tff.SERVER)
+        more_on_server = tff.federated_computation(lambda m: tff.federated_map(more, m), on_server)
+        limit = _quantile(10.0, 0.98, math.log(10.0)).map(more_on_server)
+    return tff.aggregators.zeroing_factory(limit, inner, norm_order=np.inf)
 
 
 def robust():
     """TFF's `robust_aggregator`: first `zero`, then `clip`, both with limits that follow estimated quantiles."""
-    return require_tff().learning.robust_aggregator(zeroing=True, clipping=True, weighted=True)
+    return _zeroing(clip())
 
 
 def compress(*, bits: int = 8, threshold: int = QUANTIZED_ABOVE):
-    """Quantizes tensors of more than `threshold` numbers uniformly to `bits` bits per number."""
+    """Quantizes tensors of more than `threshold` numbers uniformly to `bits` bits per number.
+
+    As TFF's `EncodedSumFactory.quantize_above_threshold`, a number is rounded up or down at random, right on average;
+    but its random numbers are made of the tensor itself, so that a run can be repeated.
+    """
     tff = require_tff()
-    encoded = tff.aggregators.EncodedSumFactory.quantize_above_threshold(bits, threshold)
-    return tff.aggregators.MeanFactory(encoded)
+
+    class QuantizedSum(tff.aggregators.UnweightedAggregationFactory):
+        def create(self, value_type):
+            @tff.tensorflow.computation(value_type)
+            def sent(value):
+                def of(x):
+                    return _quantized(x, bits) if x.dtype.is_floating and x.shape.num_elements() > threshold else x
+
+                return tf.nest.map_structure(of, value)
+
+            @tff.federated_computation
+            def initialize():
+                return tff.federated_value((), tff.SERVER)
+
+            @tff.federated_computation(initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS))
+            def following(state, value):
+                total = tff.federated_sum(tff.federated_map(sent, value))
+                return tff.templates.MeasuredProcessOutput(state, total, tff.federated_value((), tff.SERVER))
+
+            return tff.templates.AggregationProcess(initialize, following)
+
+    return tff.aggregators.MeanFactory(QuantizedSum())
+
+
+def _quantized(x, bits: int):
+    """The numbers that a server reads of a tensor that is sent with `bits` bits a number."""
+    words = tf.reshape(tf.bitcast(x, tf.int32), [-1])
+    places = tf.range(1, 2 * tf.size(words), 2)  # odd, so that no word loses bits; a sum of int32 has no order
+    seed = tf.stack([tf.reduce_sum(words), tf.reduce_sum(words * places)])
+    random = tf.random.stateless_uniform(tf.shape(x), seed, dtype=x.dtype, alg="philox")
+    low, steps = tf.reduce_min(x), 2**bits - 1
+    step = (tf.reduce_max(x) - low) / steps
+    return low + step * tf.minimum(tf.floor(tf.math.divide_no_nan(x - low, step) + random), steps)
 
 
 def dp(*, noise: float, clip: float, clients: float):
