@@ -98,8 +98,10 @@ def test_absent_data_set_says_where_it_looked_and_how_to_get_it(tmp_path):
 
 
 def test_unknown_names_suggest_near_ones(tmp_path):
-    with pytest.raises(ValueError, match="unknown data set 'fashion_mnits'; did you mean .*fashion_mnist"):
+    with pytest.raises(ValueError, match="unknown data set 'fashion_mnits'; did you mean .*fashion_mnist") as error:
         load_source("fashion_mnits", data_dir=tmp_path)
+    near = str(error.value).partition("did you mean ")[2].rstrip("?").split(", ")
+    assert len(near) == len(set(near)) > 1
     with pytest.raises(ValueError, match="not the name"):
         load_source("../secret", data_dir=tmp_path)
 

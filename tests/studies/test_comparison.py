@@ -15,9 +15,9 @@ from tfpfl.data import Federation
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.cost import Passes, Work, visit_flops
-from tfpfl.runs.protocols import EV_LOCAL, PROTOCOLS, protocol
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS, protocol
 from tfpfl.runs.run import Run
-from tfpfl.studies import comparison
+from tfpfl.studies import comparison, tables
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import by_data, check_comparable
 
@@ -220,6 +220,21 @@ def test_means_over_seeds_that_do_not_compare_are_told():
     (note,) = [n for n in comparison.notes([*whole, made("local", 2)]) if "Gains and p" in n]
     assert note == "Gains and p compare means over different seeds: Local 2; FedPer 0, 1."
     assert not any("Gains" in n for n in comparison.notes([*whole, made("local", 0)], gains=False))
+    (note,) = [n for n in comparison.notes([*whole, made("fedavg", 1)]) if "different" in n]
+    assert note == "Means are over different seeds: FedPer 0, 1; FedAvg 1."
+
+
+def test_a_table_says_what_stands_behind_its_numbers():
+    records = [made("fedper", seed) for seed in (0, 1)]
+    table = comparison.rows(records, EV_ALL)
+    assert "accuracy ±" in table[0] and comparison.INTERVALS in comparison.text(table, "md")
+    assert comparison.INTERVALS in " ".join(str(tables.comparison_over_clients(table, EV_ALL).caption).split())
+
+
+def test_a_column_that_is_unknown_is_told_beside_the_others_once():
+    with pytest.raises(InvalidArgument, match="unknown column 'nonsense'") as refused:
+        comparison.check_columns(["accuracy", "nonsense"], [RunConfig(dataset="digits")])
+    assert str(refused.value).count("accuracy,") == 1
 
 
 def test_runs_that_ended_early_are_told():

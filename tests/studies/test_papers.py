@@ -619,6 +619,13 @@ def test_at_a_cut_the_ten_rounds_up_to_there_count(flops, cut, evaluated):
     assert found["flops"][1] == pytest.approx(100 * sum(map(rises, evaluated)) / len(evaluated), abs=1e-3)
 
 
+def test_what_an_accuracy_at_equal_cost_is():
+    """Two papers select the best round on test: the same at equal cost, which was called a mean."""
+    of_ten, best = (equal_cost._heading(EXPERIMENTS[name]) for name in ("pflego-table1", "fedamp-practical"))
+    assert "is the mean of those of the ten rounds" in of_ten and "mean of" not in best
+    assert "is that of the best round up to there, chosen by the same test examples." in best
+
+
 def test_a_mean_at_equal_cost_counts_the_seeds_that_were_evaluated_there():
     """One of three looked like a mean of three, with an interval over clients and the rounds of all."""
     one, no, two = [10, 80.0, 1.0], [12, None, None], [11, 90.0, 1.0]

@@ -59,7 +59,8 @@ def tfds_folder(name: str, data_dir: str | os.PathLike | None, allow_download: b
 
         known = tfds.list_builders(with_community_datasets=False)
         if name.split("/")[0] not in known:
-            near = difflib.get_close_matches(name, ["digits", "synthetic", *TFDS_IMAGES, *known], cutoff=0.5)
+            names = dict.fromkeys(["digits", "synthetic", *TFDS_IMAGES, *known])
+            near = difflib.get_close_matches(name, list(names), cutoff=0.5)
             raise InvalidArgument(f"unknown data set {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     if not allow_download:
         raise FileNotFoundError(

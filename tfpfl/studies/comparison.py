@@ -226,7 +226,7 @@ def check_columns(columns: Iterable[str], configs: Iterable[RunConfig]) -> None:
         raise InvalidArgument(f"a table needs at least one column; there are {', '.join(known)}")
     for column in asked:
         if column not in known and not column.startswith(settings):
-            raise InvalidArgument(unknown("column", column, known))
+            raise InvalidArgument(unknown("column", column, dict.fromkeys(known)))
 
 
 def columns_for(score: ScoreName) -> list[str]:
@@ -366,6 +366,9 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
     return found
 
 
+INTERVALS = "±: half the 95 % interval (Student's t), over a row's seeds, or over clients where it has one seed."
+
+
 def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Sequence[str] = ()) -> str:
     """The rows as CSV or Markdown.
 
@@ -384,7 +387,7 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Seque
         return csv_text(list(table[0]), table)
     score = score_of(table[0])
     rounded = [{markdown(name): markdown(shown(name, value, score)) for name, value in row.items()} for row in table]
-    below = [f"{score.name}: {protocol}", *map(one_line, notes)]
+    below = [f"{score.name}: {protocol}", INTERVALS, *map(one_line, notes)]
     written = tabulate(rounded, headers="keys", tablefmt="github", disable_numparse=True)
     return written + "".join(f"\n\n{sentence}" for sentence in below) + "\n"
 

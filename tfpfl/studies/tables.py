@@ -14,7 +14,7 @@ from tfpfl.runs.metrics import shown as shown_metric
 from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, metrics_of
 from tfpfl.studies.advice import Advice
-from tfpfl.studies.comparison import shown
+from tfpfl.studies.comparison import INTERVALS, shown
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.new_clients import Adapted, check_one_score
 from tfpfl.studies.run_groups import SIDE_WORDS
@@ -206,7 +206,7 @@ def comparison_over_clients(
     than = f" gain: individual {gain.removeprefix('gain ')}, p: Wilcoxon's, one-sided, of these pairs." if gain else ""
     score = score_of(rows[0])
     head = f"{word(score)}{', %' if score.is_fraction else ''}"
-    caption = f"{head}: {protocol}.{than} ±: over seeds, or clients where there is one. bytes, passes: a visit."
+    caption = f"{head}: {protocol}.{than} {INTERVALS} bytes, passes: a visit."
     table = FittedTable(caption=text(" ".join([caption, *notes])))
     table.add_column("algorithm")
     names = {score.name: word(score), "EV-local": "EV-local", WORST: WORST, gain: "gain", p: "p", "pairs": "pairs"}

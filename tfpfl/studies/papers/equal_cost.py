@@ -129,10 +129,15 @@ def _text(there: list[list], seeds: int) -> str:
 
 def _heading(experiment: Experiment) -> str:
     title = get_method(experiment.reference).title
+    which = (
+        "the mean of those of the ten rounds up to there that were evaluated: all ten at the end of a run, and often "
+        "one in its middle"
+        if protocols.protocol(experiment.protocol).when == "last10"
+        else "that of the best round up to there, chosen by the same test examples"
+    )
     return (
         f"At equal cost: accuracy, and in brackets the rounds, of each method when it has spent as many FLOPs, seconds "
-        f"or bytes as {title} in all its rounds. The accuracy is the mean of those of the ten rounds up to there that "
-        "were evaluated: all ten at the end of a run, and often one in its middle."
+        f"or bytes as {title} in all its rounds. The accuracy is {which}."
     )
 
 

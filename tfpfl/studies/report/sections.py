@@ -10,6 +10,7 @@ from tfpfl.runs.command import command
 from tfpfl.runs.metrics import in_unit, shown_score, times, word
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
 from tfpfl.studies import plots
+from tfpfl.studies.comparison import INTERVALS
 from tfpfl.studies.plots.clients import WORST
 from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
 from tfpfl.studies.run_groups import RunGroup, clients, measured, paired, pairs_protocol, sides
@@ -19,10 +20,6 @@ from tfpfl.studies.told import told_seen
 
 _DOTS = 400  # in one row of a plot; with more, the distribution is drawn as a curve
 _ALL = f"{str(EV_ALL)[:1].upper()}{str(EV_ALL)[1:]}."
-_INTERVAL = (
-    "±: half the 95 % interval (Student's t), over the seeds where a row has several of them, otherwise over the "
-    "clients of the one run."
-)
 _TOLD_BY_RUN = ("hyperparameters", "versions", "format", "seed", "data_seed", "federation", "federation_hash")
 
 
@@ -41,7 +38,7 @@ def results(rows: list[RunGroup]) -> list:
     seen = told_seen([r for s in rows for r in s.records])
     caption = (
         f"{_unit(rows)}. EV-all: {EV_ALL}. Worst 10 %: EV-all's mean over the worst tenth of the clients, in each of "
-        f"the rounds. EV-local: {EV_LOCAL}. {_INTERVAL} {seen}"
+        f"the rounds. EV-local: {EV_LOCAL}. {INTERVALS} {seen}"
     )
     others = [[s.label, *(_score(s, wanted) for wanted in PROTOCOLS.values())] for s in rows]
     words = " ".join(f"{name}: {wanted}{_star(wanted)}." for name, wanted in PROTOCOLS.items())
@@ -51,7 +48,7 @@ def results(rows: list[RunGroup]) -> list:
         Table(caption, head, table),
         Folded(
             "The same by other protocols",
-            [Table(f"{_unit(rows)}, by protocol. {words} {selected} {_INTERVAL}", names, others)],
+            [Table(f"{_unit(rows)}, by protocol. {words} {selected} {INTERVALS}", names, others)],
         ),
     ]
 
