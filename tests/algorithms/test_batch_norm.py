@@ -22,7 +22,7 @@ from helpers.toys import (
     run,
     visits_by_id,
 )
-from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedper
+from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedper, finetuned
 from tfpfl.algorithms.transforms import median, normalized, own_part, screened, with_objective
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population, Sampling
@@ -262,6 +262,22 @@ def test_fine_tuning_of_a_new_client_trains_no_statistics(mode):
     assert distance(found.head, tree.add_scaled(head, -0.1, by_head)) < 1e-9
     theta = tuple(w - 0.1 * g for w, g in zip(toy.model.theta(), by_theta, strict=True))
     assert distance(found.theta, theta + (toy.model.statistics() if mode == "shared" else ())) < 1e-9
+
+
+@pytest.mark.parametrize("mode", ["shared", "local"])
+def test_fine_tuning_of_a_built_algorithm_trains_no_statistics(mode):
+    """`finetuned` of fedavg is fedavg_ft, whose steps never see them; they were steps of SGD on a variance."""
+    toy, rates = normed(mode), {"eta_ft": 0.3}
+    base = build_algorithm("fedavg", toy.model, toy.population, **ONE_STEP)
+    built = build_algorithm("fedavg_ft", toy.model, toy.population, **ONE_STEP, **rates, steps_ft=4)
+    server, states = run(base, toy)
+    asked = base.message(server), states[0], toy.visit(0)
+    found = finetuned(base, **rates, steps_ft=4).personal_model(*asked)
+    assert distance(found, built.personal_model(*asked)) < 1e-12
+    assert distance(found.theta[:6], base.personal_model(*asked).theta[:6]) > 1e-2
+    once = finetuned(base, **rates, steps_ft=1)  # and a new client's epoch of all examples is one step
+    adapted = once.adapt.model(once.adapt.epoch(once.adapt.start(*asked), asked[2], tf.constant(0)))
+    assert distance(adapted, once.personal_model(*asked)) < 1e-12
 
 
 MODES = [(name, mode) for name in ("fedavg", "pflego", "fedper") for mode in ("local", "shared", "frozen")]

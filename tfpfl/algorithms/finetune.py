@@ -21,6 +21,7 @@ from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import PARTS, body_solver, head_solver, local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
+from tfpfl.algorithms.transforms.normalization import trained_beside_statistics, with_fixed_statistics
 from tfpfl.checks import check_choice
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
@@ -81,10 +82,14 @@ def finetuned(
         return weights._replace(**{"head" if part == "head" else "theta": solution})
 
     def personal_model(message, state, data):
-        return tuned(algorithm.personal_model(message, state, data), data)
+        weights = algorithm.personal_model(message, state, data)
+        return trained_beside_statistics(model, weights, lambda bare: tuned(bare, data))
+
+    def adapt_from(start):
+        return adaptation(model, start, optimizer, part=part, batch_size=batch_size)
 
     optimizer = as_optimizer(client_opt, eta_ft, momentum=momentum)
-    adapt = adaptation(model, algorithm.personal_model, optimizer, part=part, batch_size=batch_size)
+    adapt = with_fixed_statistics(model, algorithm.personal_model, adapt_from)
     shared = global_model or algorithm.global_model
     left = {"full": None, "head": "backbone", "body": "head"}[part]  # the part that fine-tuning does not change
     shares = left if algorithm.shares in ("model", left) else None

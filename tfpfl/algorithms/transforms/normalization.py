@@ -6,6 +6,7 @@ client (local, FedBN) or averaged by the server (shared).
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -90,7 +91,7 @@ def check_not_shared(algorithm: Algorithm, what: str) -> None:
 
 
 def with_fixed_statistics(model: Any, start: Callable, adaptation: Callable) -> Adaptation:
-    """An adaptation from weights in which moving statistics follow theta: they normalize, and are not trained.
+    """An adaptation from weights in which moving statistics may follow theta: they normalize, and are not trained.
 
     Args:
         model: the `SplitModel`.
@@ -99,24 +100,38 @@ def with_fixed_statistics(model: Any, start: Callable, adaptation: Callable) -> 
     """
     if not model.batch_statistics:
         return adaptation(start)
-    number = len(model.initial_theta)
-
-    def bare(message, state, data):
-        weights = start(message, state, data)
-        return weights._replace(theta=tuple(weights.theta[:number]))
-
-    tuning = adaptation(bare)
+    tuning = adaptation(lambda message, state, data: _apart(model, start(message, state, data))[0])
 
     def begin(message, state, data):
-        statistics = tuple(start(message, state, data).theta[number:])
-        with passes.evaluating(statistics):
+        _, statistics = _apart(model, start(message, state, data))
+        with _normalizing(statistics):
             return Fit(tuning.start(message, state, data), statistics)
 
     def epoch(fit, data, n):
-        with passes.evaluating(fit.statistics):
+        with _normalizing(fit.statistics):
             return fit._replace(own=tuning.epoch(fit.own, data, n))
 
     return Adaptation(begin, epoch, lambda fit: _with(tuning.model(fit.own), fit.statistics))
+
+
+def trained_beside_statistics(model: Any, weights: Weights, train: Callable) -> Weights:
+    """`train(weights)` for weights in which moving statistics may follow theta: they normalize, and are not trained."""
+    if not model.batch_statistics:
+        return train(weights)
+    bare, statistics = _apart(model, weights)
+    with _normalizing(statistics):
+        return _with(train(bare), statistics)
+
+
+def _apart(model: Any, weights: Weights) -> tuple[Weights, tuple]:
+    """(the weights without moving statistics, the statistics; () if none follow theta)."""
+    number = len(model.initial_theta)
+    return weights._replace(theta=tuple(weights.theta[:number])), tuple(weights.theta[number:])
+
+
+def _normalizing(statistics: tuple) -> AbstractContextManager:
+    """Traces passes that these statistics normalize; with (), those that are set already: before `normalized`."""
+    return passes.evaluating(statistics) if statistics else nullcontext()
 
 
 def _with(weights: Weights, statistics: tuple) -> Weights:
