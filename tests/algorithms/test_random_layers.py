@@ -134,6 +134,19 @@ def test_statistics_of_features_are_those_without_masks(name, rates):
     assert identical(*sent) and np.any(tf.nest.flatten(sent[0])[-1])
 
 
+def test_fedfomo_weighs_models_without_masks():
+    """Its validation losses, which choose and weigh models of others, are those of an evaluation."""
+    data = random()
+    algorithm = build_algorithm("fedfomo", data.model, data.population, eta=0.3, steps=5)
+    server, states = run(algorithm, data, rounds=2)
+    message = message_for(algorithm, server, data.visit(1).info)
+    weights = []
+    for visit in (data.visit(1, 3), data.visit(1, 4)):
+        with passes.drawing(visit.key):
+            weights.append(algorithm.client_update(message, states[1], visit).update.weights)
+    assert identical(*weights) and np.any(weights[0])
+
+
 def test_masks_differ_between_visits_and_loops():
     """Rounds and clients with the same examples; the two loops of FedRep; and a rate of 0 draws nothing."""
     data = random()

@@ -31,7 +31,7 @@ from tfpfl.algorithms.parts.local_training import local_solver, support_and_quer
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
 from tfpfl.checks import InvalidArgument, check_choice, check_fractions
-from tfpfl.models import tree
+from tfpfl.models import passes, tree
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
 
@@ -268,7 +268,8 @@ def fedfomo(
     def mix(message, theta, old, validation):
         """(theta_i + sum_n w_n (theta_n - theta_i), the weights w_n of the models received)"""
         all_of_them = with_own(message, theta) if own_model == "always" else message
-        weights = first_order_weights(lambda at: objective(at, validation.x, validation.y), all_of_them, old)
+        with passes.without_masks():  # a mask of Dropout would choose the models, too
+            weights = first_order_weights(lambda at: objective(at, validation.x, validation.y), all_of_them, old)
         return combined(theta, all_of_them.models, weights), weights[: message.models.shape[0]]
 
     def client_update(message, state, data):

@@ -7,7 +7,7 @@ statistics.
 
     client's visit          drawing(key)            set by the engines, and by `one_pass_update`
       its statistics        keeping(statistics)     set by `algorithms.transforms.normalization`
-        what is no step     without_masks()         set by methods that send statistics of features
+        what is no step     without_masks()         set by methods that send or compare what features give
         a local step        Loop(key).step(n)       set by `batch_loop`; every step has a key of its own
           examples a..b     part(a)                 set by `SplitModel` and `whole_gradient`, which go by chunks
 """
