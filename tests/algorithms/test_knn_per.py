@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from helpers.rounds import play, shared
 from helpers.toys import distance, identical, toy, visits_by_id
-from tfpfl.algorithms import fedavg, finetuned, knn_per, memorized, pflego
+from tfpfl.algorithms import fedavg, fedcp, finetuned, knn_per, memorized, pflego
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.knn_per import votes_of_others
 from tfpfl.algorithms.transforms import scheduled
+from tfpfl.checks import InvalidArgument
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
 from tfpfl.engines.tff.evaluation import federated_evaluation
@@ -130,7 +131,14 @@ def test_training_is_that_of_fedavg(data):
         assert votes.shape == head.shape
         of_neighbours = 2 * votes - head
         assert of_neighbours.min() > -1e-9 and distance(of_neighbours.sum(1), np.ones(len(votes))) < 1e-9
-    assert finetuned(algorithm, steps_ft=0).predictor is None
+
+
+@pytest.mark.parametrize("wrap", [finetuned, memorized])
+@pytest.mark.parametrize("base", [fedcp, knn_per])
+def test_what_predicts_with_more_than_a_head_is_refused(data, base, wrap):
+    """Its predictor was dropped, so that fine-tuning of 0 steps changed the predictions."""
+    with pytest.raises(InvalidArgument, match=f"{wrap.__name__} works with the head of the personal model alone"):
+        wrap(base(data.model, data.population))
 
 
 @pytest.fixture(scope="module")

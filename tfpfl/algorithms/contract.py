@@ -270,6 +270,24 @@ def check_no_balance(algorithm: Algorithm, what: str) -> None:
         )
 
 
+def check_head_predicts(algorithm: Algorithm, what: str) -> None:
+    """Checks that clients predict with the head of their personal model alone.
+
+    Args:
+        algorithm: the algorithm whose prediction is changed.
+        what: what changes it, for the message.
+
+    Raises:
+        InvalidArgument: the algorithm has a `predictor`.
+    """
+    if algorithm.predictor is not None:
+        raise InvalidArgument(
+            f"{what} works with the head of the personal model alone, but the clients of this method predict with more "
+            "than this head (`predictor` in tfpfl/algorithms/contract.py), and the rest would be lost. Use a method "
+            "whose head predicts, such as fedavg or fedper"
+        )
+
+
 def check_one_exchange(algorithm: Algorithm, what: str) -> None:
     """Checks that a round of an algorithm has one exchange.
 

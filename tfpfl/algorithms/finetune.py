@@ -13,7 +13,7 @@ this baseline do not give E_ft and eta_ft. The default is the work of one visit,
 from collections.abc import Callable
 from typing import Any
 
-from tfpfl.algorithms.contract import Algorithm
+from tfpfl.algorithms.contract import Algorithm, check_head_predicts
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.method import Method
@@ -48,7 +48,7 @@ def finetuned(
     l_i is client i's mean cross-entropy.
 
     Args:
-        algorithm: the `Algorithm` that trains the shared model.
+        algorithm: the `Algorithm` that trains the shared model, and whose clients predict with a head.
         eta_ft, steps_ft, epochs_ft: rate and amount of the fine-tuning; 0 steps for none. Default: 50 steps.
         batch_size, momentum, client_opt: of the fine-tuning, as in `fedavg`.
         part: what is fine-tuned: 'full' (all weights), 'head' (on cached features) or 'body' (the backbone).
@@ -59,12 +59,13 @@ def finetuned(
 
     Raises:
         InvalidArgument: eta_ft or momentum is negative or not finite; batch_size is below 1; steps_ft or epochs_ft is
-            negative, or both are given; part is not 'full', 'head' or 'body'.
+            negative, or both are given; part is not 'full', 'head' or 'body'; or the algorithm has a `predictor`.
 
     Source:
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021.
     """
     check_choice(part=(part, PARTS))
+    check_head_predicts(algorithm, "finetuned")
     model = algorithm.model
     rates: dict[str, Any] = {"eta": eta_ft, "momentum": momentum, "client_opt": client_opt}
     work = rates | {"steps": steps_ft, "epochs": epochs_ft, "batch_size": batch_size}
@@ -99,7 +100,6 @@ def finetuned(
         begins=algorithm.begins if shared else algorithm.beginning,
         adapt=adapt,
         shares=shares,
-        predictor=None,
     )
 
 

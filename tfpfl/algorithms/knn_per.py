@@ -25,7 +25,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Adaptation, Algorithm
+from tfpfl.algorithms.contract import Adaptation, Algorithm, check_head_predicts
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -118,7 +118,7 @@ def memorized(
         to predict: p(x) = lambda_i p_kNN(x) + (1 - lambda_i) p_h(x), as in `knn_per`; p_h is the personal model's
 
     Args:
-        algorithm: the `Algorithm` that trains the model, of classes.
+        algorithm: the `Algorithm` that trains the model, of classes, and whose clients predict with a head.
         k, lam, scale, kernel: as in `knn_per`.
         global_model: (message) -> the algorithm's model, where it has one for everyone: then that is scored as well.
 
@@ -126,11 +126,12 @@ def memorized(
         The `Algorithm`, with a `predictor` and another `adapt`: a new client takes no steps.
 
     Raises:
-        InvalidArgument: as `knn_per` says of k, lam, scale and kernel.
+        InvalidArgument: as `knn_per` says of k, lam, scale and kernel; or the algorithm has a `predictor` already.
 
     Source:
         Marfoq, Neglia, Kameni, Vidal, ICML 2022, algorithm 1.
     """
+    check_head_predicts(algorithm, "memorized")
     check_choice(kernel=(kernel, KERNELS))
     check_rates(scale=scale)
     if k < 1:
