@@ -419,7 +419,7 @@ def test_an_objective_that_an_aggregator_would_undo_is_refused(small, tmp_path, 
     Run.create(fair, tmp_path / "fair", small).close()
 
 
-@pytest.mark.parametrize("name", ["fed3r", "fedproto"])
+@pytest.mark.parametrize("name", ["fed3r", "fedproto", "fedrod"])
 def test_a_median_of_zeros_is_refused(name, small, tmp_path):
     """Where most clients send zeros for a class, or after their first visit, the median of what is sent is 0."""
     how = {"algorithm": name, "labels": "global"}

@@ -162,4 +162,6 @@ FEDROD = Method(
     up="d",
     reference="Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022",
     no_objective="its shared model is trained on a balanced softmax, not on the clients' losses. Use fedavg or fedper",
+    no_median="a client sends zeros for the head of classes that it does not have, so a class that few clients have "
+    "would never be learned. Use fedavg or fedper, or on_broken='reject' (--on-broken reject) against broken clients",
 )
