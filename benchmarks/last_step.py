@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfpfl import Run
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
-from tfpfl.algorithms.pflego import inner_steps
+from tfpfl.algorithms.pflego import inner_steps, was_raised
 
 AT_ONCE = 200  # examples in a forward pass
 
@@ -73,7 +73,7 @@ def main(folder):
             targets = kind.targets(tf.constant(y), head.bias.shape[0], phi.dtype)
             found, before = ends(head, tf.constant(phi), targets, kind, hyper["tau"], hyper["beta"], last)
             seen, trained = seen + len(y_test), trained + len(y)
-            raised += len(y) * (found["last step at rho I / r"][1] > before)
+            raised += len(y) * bool(was_raised(before, found["last step at rho I / r"][1]))
             for name, (fitted, loss) in found.items():
                 guess = np.argmax(phi_test @ fitted.kernel.numpy() + fitted.bias.numpy(), 1)
                 correct[name] += int((guess == y_test).sum())

@@ -5,13 +5,13 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
-from helpers.toys import client_loss, distance, initial_states, toy, toy_of
+from helpers.toys import backbone, client_loss, distance, initial_states, toy, toy_of
 from tfpfl.algorithms import pflego
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.pflego import LAST, head_steps
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.models import tree
+from tfpfl.models import SplitModel, tree
 from tfpfl.models.heads import head_kind
 from tfpfl.models.weights import Head
 
@@ -139,12 +139,36 @@ def test_an_unknown_head_rate(data):
 
 def test_the_warning_is_about_the_last_rounds():
     calm, wild = [{"raised": 0.1}] * LAST, [{"raised": 0.4}] * LAST
-    assert head_steps(wild + calm) is None and head_steps(wild[1:]) is None and head_steps([{}] * LAST) is None
-    assert "the last step of a head raised the client's loss for 40% of the examples" in head_steps(calm + wild)
-    taken_back = head_steps([{"restored": 0.9, "raised": 0.1}] * LAST)
+    for quiet in (wild + calm, wild[1:], [{}] * LAST):
+        assert head_steps(quiet, {}) is None
+    assert "the last step of a head raised the client's loss for 40% of the examples" in head_steps(calm + wild, {})
+    taken_back = head_steps([{"restored": 0.9, "raised": 0.1}] * LAST, {})
     assert "for 90% of the examples, and were taken back (safeguard): such steps are too long" in taken_back
     assert "last step" not in taken_back
-    assert head_steps([{"restored": 0.9, "raised": 0.4}] * LAST).count("in the last 20 rounds") == 2
+    assert head_steps([{"restored": 0.9, "raised": 0.4}] * LAST, {}).count("in the last 20 rounds") == 2
+
+
+def test_the_warning_names_the_rate_of_the_last_step():
+    wild = [{"raised": 0.4}] * LAST
+    for rate, its in (
+        ("rho", "its rate, rho I / r, is"),
+        ("beta", "its rate, beta, is"),
+        ("safe", "'safe' bounds its"),
+    ):
+        assert its in head_steps(wild, {"head_rate": rate})
+
+
+def test_rounding_at_a_minimum_raises_no_loss():
+    """The inner steps end at the minimum, in float32: a short last step changes the last digits of the loss."""
+    data, model = toy_of("regression", examples=(60, 50, 40)), SplitModel(backbone("float32"), kind="regression")
+    data = data._replace(model=model, data=[(x.astype("float32"), y.astype("float32")) for x, y in data.data])
+    algorithm = pflego(model, data.population, tau=300, beta=0.3, rho=1e-4, server_opt="sgd")
+    engine = Simulation(algorithm)
+    server, states = algorithm.init_server(), [initial_states(algorithm, data.population)[i] for i in data.ids]
+    for t in range(1, 11):
+        found = engine.next(server, states, [data.visit(i, t) for i in data.ids])
+        server, states = found.server, found.client_states
+        assert not any(m["raised"] for m in found.client_metrics)
 
 
 def features_of_mean_0():

@@ -56,7 +56,7 @@ class Method:
     no_head_init: str = ""  # why `head_init` of a run changes nothing
     no_median: str = ""  # why a median or trimmed mean of the updates means nothing, and what to use instead
     no_batch_norm: dict = field(default_factory=dict)  # 'local' or 'shared' -> why the method cannot have it
-    warning: Callable | None = None  # (history rows) -> what a user should know of a run of these rounds, or None
+    warning: Callable | None = None  # (history rows, hyperparameters) -> what a user should know of these, or None
     model: Callable | None = None  # (SplitModel) -> the one of the algorithm, if that has layers of the method's own
     personal: str | None = None  # the part of adapters that the method is about; its builder calls `own_part` itself
     batch_norm: str | None = None  # the one that the method is about; its builder calls `transforms.normalized` itself

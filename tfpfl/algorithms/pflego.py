@@ -84,9 +84,12 @@ def inner_steps(head, phi, targets, steps, inner, safeguard, kind=CLASSIFICATION
     if not safeguard:
         return *after, never
     before = (head, *heads.loss_and_errors(head, phi, targets, kind))
-    # at a minimum rounding decides which of the two is lower; a loss that is NaN was raised
-    restored = tf.logical_not(after[1] - before[1] <= 1e-3 * tf.abs(before[1]) + 1e-6)
-    return *tree.where(after[1] <= before[1], after, before), restored
+    return *tree.where(after[1] <= before[1], after, before), was_raised(before[1], after[1])
+
+
+def was_raised(before, after):
+    """Whether a step has raised a loss by more than rounding does, which decides at a minimum; NaN was raised."""
+    return tf.logical_not(after - before <= 1e-3 * tf.abs(before) + 1e-6)
 
 
 def pflego(
@@ -207,12 +210,12 @@ def pflego(
         elif head_rate == "safe":
             step = tf.maximum(step, tf.math.divide_no_nan(-tf.ones_like(step), heads.smoothness(phi, model.kind)))
         new_head = tree.add_scaled(head, step, heads.gradient(phi, errors))
-        raised = tf.cast(heads.loss(new_head, phi, targets, model.kind) > loss, phi.dtype)
+        raised = was_raised(loss, heads.loss(new_head, phi, targets, model.kind))
 
         weight = data.info.alpha / arrival(data.info)
         if weighting == "sampled":
             weight = tf.cast(data.info.num_examples, phi.dtype)
-        metrics = {"loss": loss, "restored": tf.cast(restored, phi.dtype), "raised": raised}
+        metrics = {"loss": loss, "restored": tf.cast(restored, phi.dtype), "raised": tf.cast(raised, phi.dtype)}
         output = ClientOutput((), weight, new_head, metrics)
         return output, heads.feature_gradient(head, errors)
 
@@ -263,13 +266,24 @@ def solver_epochs(model, inner: str) -> Adaptation:
     )
 
 
-def head_steps(history) -> str | None:
+LAST_STEP = {  # head_rate -> why its step is too long, and what to do
+    "rho": "its rate, rho I / r, is too large for these features. head_rate='safe' (--head-rate safe) bounds it, and a "
+    "smaller rho makes it smaller",
+    "beta": "its rate, beta, is too large for these features. A smaller beta makes it smaller. head_rate='safe' "
+    "(--head-rate safe) takes the rate rho I / r, and bounds it",
+    "safe": "head_rate='safe' bounds its rate, so that no loss should rise. The features are probably very large or "
+    "not finite: a network that normalizes them, or inputs of a smaller scale, can help",
+}
+
+
+def head_steps(history, hyperparameters) -> str | None:
     """What to say if a head's steps raised the losses of many clients in the last `LAST` rounds; else None.
 
     Args:
         history: the rows of the rounds. 'restored' is the share of the cohort's examples whose client took its inner
             steps back, since they had raised its loss; 'raised' is the share whose client had it raised by the last
             step.
+        hyperparameters: those of the run; `head_rate` is the rate of the last step.
     """
 
     def share(what):
@@ -286,8 +300,7 @@ def head_steps(history) -> str | None:
     if (raised := share("raised")) > OFTEN:
         found.append(
             f"in the last {LAST} rounds the last step of a head raised the client's loss for {raised:.0%} of the "
-            "examples: its rate, rho I / r, is too large for these features. head_rate='safe' (--head-rate safe) "
-            "bounds it, and a smaller rho makes it smaller"
+            f"examples: {LAST_STEP[hyperparameters.get('head_rate', 'rho')]}"
         )
     return "; ".join(found) or None
 

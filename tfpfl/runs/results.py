@@ -123,7 +123,11 @@ def warnings_of(config: Any, history: Sequence[Mapping[str, Any]]) -> list[str]:
         history: as in `write_history`.
     """
     warning = config.method.warning
-    return [text for text in (warning and warning(history), clipped_unasked(config, history)) if text]
+    return [
+        text
+        for text in (warning and warning(history, config.hyperparameters), clipped_unasked(config, history))
+        if text
+    ]
 
 
 def summary_after(folder: Path, rounds: int) -> dict[str, Any]:
