@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, nothing_arrives, play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
-from tfpfl.algorithms import fedavg, fedrod
+from tfpfl.algorithms import build_algorithm, fedavg, fedrod
 from tfpfl.algorithms.fedrod import NEVER, log_frequencies
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
@@ -110,6 +110,18 @@ def test_the_private_head_fits_a_generic_model_that_stands_still(data):
     output = algorithm.client_update(w, p, data.visit(1))
     assert identical(tree.add(w, output.update), w)
     assert distance(output.state, by_hand(residual(data, 1, w), p, 0.2, 4, 0.5)) < 1e-9
+
+
+@pytest.mark.parametrize("options", [{}, {"client_weight_decay": 0.5}], ids=str)
+def test_a_new_client_adapts_its_private_head_as_in_a_visit(data, options):
+    """With a generic model that stands still; only P_i decays, and not W + P_i."""
+    algorithm = build_algorithm("fedrod", data.model, data.population, eta=0.0, eta_p=0.1, steps=5, **options)
+    w, p, visit = shared(data), shared(data, seed=5).head, data.visit(1)
+    expected = algorithm.personal_model(w, algorithm.client_update(w, p, visit).state, visit)
+    fit = algorithm.adapt.start(w, p, visit)
+    for n in range(5):
+        fit = algorithm.adapt.epoch(fit, visit, n)
+    assert distance(algorithm.adapt.model(fit), expected) < 1e-12
 
 
 @pytest.mark.slow

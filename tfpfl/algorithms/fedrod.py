@@ -13,14 +13,14 @@ the initial W, as in PGFed's code, or at 0, the paper's residual (`init`). It is
 implemented. Both steps use the same batches. The reported loss is that of z + phi P_i.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpfl.algorithms.contract import Algorithm, ClientOutput
+from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
-from tfpfl.algorithms.parts.adaptation import adaptation
+from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, local_step, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -35,6 +35,15 @@ ONLY_CLASSES = (
     "(fedavg_ft) also have a generic and a personal part, for every kind"
 )
 NEVER = -1e9  # log n of a class that a client does not have
+
+
+class Fit(NamedTuple):
+    """What a new client carries from epoch to epoch."""
+
+    w: Weights
+    p: Any  # P_i
+    slots: Any
+    given: Any  # (phi [N_i, M], z [N_i, C]): they do not change
 
 
 def log_frequencies(y, num_labels, dtype):
@@ -110,6 +119,10 @@ def fedrod(
     base = fedavg(model, population, eta=eta, weighting=weighting, **rates, **work)
     generic, private = local_step(eta, **rates), local_step(eta_p, **rates, name="eta_p")
     loop, weight, num_labels = batch_loop(**work), example_weight(model, weighting), population.shared_labels()
+    one_epoch, optimizer = (
+        batch_loop(epochs=1, batch_size=batch_size),
+        as_optimizer(client_opt, eta_p, momentum=momentum),
+    )
 
     def client_update(w, p, data):
         log_n = log_frequencies(data.y, num_labels, model.dtype)
@@ -133,19 +146,27 @@ def fedrod(
     def personal(w, p):
         return Weights(w.theta, tree.add(w.head, p))
 
+    def start(w, p, data):
+        phi = model.features_in_chunks(w.theta, data.x, FEATURES_CHUNK)
+        return Fit(w, p, optimizer.init(p), (phi, logits(w.head, phi)))
+
+    def epoch(fit, data, n):
+        def step(carry, given, y):  # on P_i, as in a visit: a decay of W + P_i would be another one
+            p, slots = carry
+            _, by_p = value_and_gradient(lambda p: private_loss(p, *given, y), p)
+            slots, p = optimizer.step(slots, p, by_p)
+            return p, slots
+
+        p, slots = one_epoch(step, (fit.p, fit.slots), data._replace(x=fit.given), first=n)
+        return fit._replace(p=p, slots=slots)
+
     return base._replace(
         init_client=lambda info: model.shared_head(num_labels, "zeros" if init == "zeros" else None),
         client_update=client_update,
         personal_model=lambda w, p, data: personal(w, p),
         global_model=lambda w: w,
         local_model=lambda w, output: personal(tree.add(w, output.update), output.state),
-        adapt=adaptation(  # with W fixed, a step on P_i is one on W + P_i
-            model,
-            lambda w, p, data: personal(w, p),
-            as_optimizer(client_opt, eta_p, momentum=momentum),
-            part="head",
-            batch_size=batch_size,
-        ),
+        adapt=Adaptation(start, epoch, lambda fit: personal(fit.w, fit.p)),
         shares="backbone",
     )
 
