@@ -13,7 +13,9 @@ from helpers.quick import quick
 from helpers.rounds import play, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedrep
+from tfpfl.algorithms.exchanges import message_for
 from tfpfl.algorithms.parts import OptimizerChoice, adam, local_solver, sgd
+from tfpfl.checks import InvalidArgument
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -21,6 +23,7 @@ from tfpfl.models.weights import Weights
 
 TAKE_IT = [name for name, row in ALGORITHMS.items() if "client_opt" in row.hyperparameters]
 ADAM = {"client_opt": "adam", "client_beta_1": 0.8, "client_epsilon": 1e-3, "client_weight_decay": 0.1}
+SECOND = {"eta_p", "eta_b", "eta_f", "eta_ft"}  # rates beside a first one, for the same optimizer
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +123,35 @@ def test_every_method_trains_with_it(name):
         return path[-1], list(states.values())
 
     by_name = trained(client_opt="adam", client_epsilon=1e-3)
-    assert identical(trained(client_opt=adam(0.02, epsilon=1e-3)), by_name)
+    defaults = {rate: ALGORITHMS[name].hyperparameters[rate].default for rate in SECOND & set(hyper)}
+    assert identical(trained(client_opt=adam(0.02, epsilon=1e-3), **defaults), by_name)
     assert identical(trained(client_opt=lambda rate: adam(rate, epsilon=1e-3)), by_name)
     assert distance(trained(), by_name) > 1e-4
     assert all(np.isfinite(x).all() for x in tf.nest.flatten(by_name))
+
+
+def with_second_rate() -> list:
+    return [(name, rate) for name in TAKE_IT for rate in sorted(SECOND & set(ALGORITHMS[name].hyperparameters))]
+
+
+@pytest.mark.parametrize(("name", "rate"), slow_but(with_second_rate(), ("fedrep", "eta_b"), ("fedrod", "eta_p")))
+def test_a_second_rate_beside_an_optimizer_object(data, name, rate):
+    """0 stops its steps, as it does by name; another value than the default, which was dropped, is refused."""
+    hyper = {"steps": 2, "momentum": 0.0}
+    hyper = {key: value for key, value in hyper.items() if key in ALGORITHMS[name].hyperparameters}
+    first = {"eta", "eta_h", "eta_g"} & set(ALGORITHMS[name].hyperparameters)
+
+    def ended(opt, **rates):
+        algorithm = build_algorithm(name, data.model, data.population, client_opt=opt, **hyper, **rates)
+        (*_, server), states = play(algorithm, data, [(0, 2)] * 2)
+        message = message_for(algorithm, server, data.visit(0).info)
+        return server, states, algorithm.personal_model(message, states[0], data.visit(0))
+
+    by_name = ended("adam", **dict.fromkeys(first, 0.05), **{rate: 0.0})
+    assert distance(ended(adam(0.05), **{rate: 0.0}), by_name) < 1e-12
+    assert distance(ended(adam(0.05)), by_name) > 1e-3
+    with pytest.raises(InvalidArgument, match=f"{rate}=0.5 would have no effect.*as a name or a class"):
+        ended(adam(0.05), **{rate: 0.5})
 
 
 @pytest.mark.parametrize("name", slow_but(TAKE_IT, "fedrep"))

@@ -21,7 +21,7 @@ from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
-from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice, check_penalty
@@ -87,10 +87,11 @@ def ditto(
         The `Algorithm`. A client keeps v_i and predicts with it.
 
     Raises:
-        InvalidArgument: lam, eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1,
-            or steps and epochs are both given; the same for steps_p and epochs_p; anchor, init or weighting is not one
-            of the values above; clients have different numbers of classes (this method shares one head) and the
-            population has no `num_labels`. Warns if eta_p lam >= 2 and the step is explicit: such steps diverge.
+        InvalidArgument: lam, eta, eta_p or momentum is negative or not finite, or eta_p has no effect beside an
+            optimizer object; steps, epochs or batch_size is below 1, or steps and epochs are both given; the same for
+            steps_p and epochs_p; anchor, init or weighting is not one of the values above; clients have different
+            numbers of classes (this method shares one head) and the population has no `num_labels`. Warns if eta_p lam
+            >= 2 and the step is explicit: such steps diverge.
 
     Source:
         Li, Hu, Beirami, Smith, ICML 2021, algorithm 1.
@@ -100,11 +101,11 @@ def ditto(
     base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
     if steps_p is None and epochs_p is None:
         steps_p, epochs_p = steps, epochs
+    second = at_second_rate(client_opt, eta_p=eta_p)
     eta_p = eta if eta_p is None else eta_p
     check_penalty(eta_p, implicit_prox, lam=lam)
-    solve_p = local_solver(
-        eta=eta_p, steps=steps_p, epochs=epochs_p, prox=lam, implicit_prox=implicit_prox, suffix="_p", **solver
-    )
+    work: dict[str, Any] = solver | {"client_opt": second, "steps": steps_p, "epochs": epochs_p}
+    solve_p = local_solver(eta=eta_p, prox=lam, implicit_prox=implicit_prox, suffix="_p", **work)
     objective = client_loss(model)
 
     def init_client(info):
@@ -128,7 +129,7 @@ def ditto(
         adapt=adaptation(
             model,
             lambda w, state, data: own(w, state),
-            as_optimizer(client_opt, eta_p, momentum=momentum),
+            as_optimizer(second, eta_p, momentum=momentum),
             batch_size=batch_size,
             **near(eta_p, lam, implicit_prox),
         ),

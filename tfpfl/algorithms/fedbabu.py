@@ -79,10 +79,11 @@ def fedbabu(
         The `Algorithm`. A client keeps nothing and predicts with its fine-tuned copy of (theta, W).
 
     Raises:
-        InvalidArgument: eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
-            steps and epochs are both given; steps_ft or epochs_ft is negative, or both are given; part is not 'full',
-            'head' or 'body'; weighting is neither 'examples' nor 'uniform'; clients have different numbers of classes
-            (this method shares one head) and the population has no `num_labels`.
+        InvalidArgument: eta, eta_ft or momentum is negative or not finite, or eta_ft has no effect beside an optimizer
+            object; steps, epochs or batch_size is below 1, or steps and epochs are both given; steps_ft or epochs_ft is
+            negative, or both are given; part is not 'full', 'head' or 'body'; weighting is neither 'examples' nor
+            'uniform'; clients have different numbers of classes (this method shares one head) and the population has no
+            `num_labels`.
 
     Source:
         Oh, Kim, Yun, ICLR 2022, algorithm 1.
@@ -112,8 +113,7 @@ def fedbabu(
         aggregate="mean",
         shares="model",
     )
-    work = tuning_work(steps, epochs, steps_ft, epochs_ft)
-    work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
+    work = tuning_work(solver, eta, steps, epochs, eta_ft, steps_ft, epochs_ft)
     return finetuned(base, part=part, global_model=with_head, **work)
 
 

@@ -31,7 +31,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK
-from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, has_own_rate
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import paced
@@ -113,10 +113,9 @@ def feddbe(
 
     Raises:
         InvalidArgument: kappa, eta, eta_p or momentum is negative or not finite, or eta_p has no effect beside an
-            optimizer object; mu is outside [0, 1];
-            agreement_rounds, steps, epochs or batch_size is below 1, or steps and epochs are both given; weighting is
-            neither 'examples' nor 'uniform'; clients have different numbers of classes (this method shares one head)
-            and the population has no `num_labels`.
+            optimizer object; mu is outside [0, 1]; agreement_rounds, steps, epochs or batch_size is below 1, or steps
+            and epochs are both given; weighting is neither 'examples' nor 'uniform'; clients have different numbers of
+            classes (this method shares one head) and the population has no `num_labels`.
 
     Source:
         Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, NeurIPS 2023, arXiv 2311.14975, algorithm 1.
@@ -125,20 +124,14 @@ def feddbe(
     check_fractions(mu=mu)
     if agreement_rounds < 1:
         raise InvalidArgument(f"agreement_rounds must be at least 1, found {agreement_rounds}")
-    if eta_p and has_own_rate(client_opt):
-        raise InvalidArgument(
-            f"eta_p={eta_p} would have no effect, because client_opt is an optimizer that has a rate already. Leave "
-            "eta_p out, or give client_opt as a name or a class, which gets the rates"
-        )
+    second = at_second_rate(client_opt, eta_p=eta_p)
     eta_p = eta if eta_p is None else eta_p
     check_rates(eta_p=eta_p)
     loop, one_epoch = (
         batch_loop(**work, batch_size=batch_size) for work in ({"steps": steps, "epochs": epochs}, {"epochs": 1})
     )
     of_w = paced(as_optimizer(client_opt, eta, momentum=momentum), "eta")
-    of_c = paced(as_optimizer(client_opt, eta_p, momentum=momentum), "eta_p")
-    if not eta_p:  # an optimizer object would step all the same
-        of_c = Optimizer(lambda c: (), lambda slots, c, g: (slots, c))
+    of_c = paced(as_optimizer(second, eta_p, momentum=momentum), "eta_p")
     weight, num_labels = example_weight(model, weighting), population.shared_labels()
 
     def nothing():

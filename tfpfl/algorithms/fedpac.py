@@ -47,7 +47,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import example_weight, head_solver, local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
@@ -188,10 +188,11 @@ def fedpac(
         'loss' has the alignment in it.
 
     Raises:
-        InvalidArgument: lam, a rate or momentum is negative or not finite; tau_g, tau_f or batch_size is below 1; unit
-            is not one of the values above; least_weight is outside [0, 1); the model's kind is not classification;
-            clients have different numbers of classes (this method has heads of one width) and the population has no
-            `num_labels`; the server's table of I heads does not fit into memory.
+        InvalidArgument: lam, a rate or momentum is negative or not finite, or eta_f has no effect beside an optimizer
+            object; tau_g, tau_f or batch_size is below 1; unit is not one of the values above; least_weight is outside
+            [0, 1); the model's kind is not classification; clients have different numbers of classes (this method has
+            heads of one width) and the population has no `num_labels`; the server's table of I heads does not fit into
+            memory.
 
     Source:
         Xu, Tong, Huang, ICLR 2023, and the authors' code.
@@ -204,7 +205,8 @@ def fedpac(
         raise InvalidArgument("least_weight must be below 1, found 1: it would leave out every head")
     solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     fit_head = head_solver(model, eta=eta_g, **{unit: tau_g}, suffix="_g", **solver)
-    fit_body = local_solver(eta=eta_f, **{unit: tau_f}, suffix="_f", **solver)
+    second = at_second_rate(client_opt, 0.01, eta_f=eta_f)
+    fit_body = local_solver(eta=eta_f, **{unit: tau_f}, suffix="_f", **solver | {"client_opt": second})
     weight, num_labels, people = example_weight(model, "examples"), population.shared_labels(), population.num_clients
     check_table(population, model.num_weights(num_labels) - model.num_backbone_weights + people, model.dtype)
 

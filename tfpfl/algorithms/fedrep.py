@@ -15,7 +15,7 @@ shuffles of the epochs 0, 1, ..., and both start with momentum 0. The paper's al
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight, head_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import InvalidArgument, check_choice
@@ -67,9 +67,9 @@ def fedrep(
         The `Algorithm`. A client keeps W_i and predicts with (theta, W_i).
 
     Raises:
-        InvalidArgument: tau_h or tau_b is negative, or both are 0; eta_h, eta_b or momentum is negative or not finite;
-            batch_size is below 1; unit or weighting is not one of the values above; head_init is not one of the values
-            above.
+        InvalidArgument: tau_h or tau_b is negative, or both are 0; eta_h, eta_b or momentum is negative or not finite,
+            or eta_b has no effect beside an optimizer object; batch_size is below 1; unit or weighting is not one of
+            the values above; head_init is not one of the values above.
 
     Source:
         Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, algorithm 1.
@@ -82,7 +82,8 @@ def fedrep(
         raise InvalidArgument("tau_h + tau_b must be at least 1: with both 0 nothing is trained")
     solver = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt, "at_least": 0}
     fit_head = head_solver(model, eta=eta_h, **{unit: tau_h}, suffix="_h", **solver)
-    fit_body = body_solver(model, eta=eta_b, **{unit: tau_b}, suffix="_b", **solver)
+    second = at_second_rate(client_opt, 0.007, eta_b=eta_b)
+    fit_body = body_solver(model, eta=eta_b, **{unit: tau_b}, suffix="_b", **solver | {"client_opt": second})
     weight, head_optimizer = example_weight(model, weighting), as_optimizer(client_opt, eta_h, momentum=momentum)
 
     def client_update(theta, head, data):

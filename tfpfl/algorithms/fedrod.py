@@ -21,7 +21,7 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK
-from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, local_step, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.checks import check_choice, check_rates
@@ -102,27 +102,27 @@ def fedrod(
         The `Algorithm`. A client keeps P_i and predicts with z + phi P_i.
 
     Raises:
-        InvalidArgument: eta, eta_p or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
-            steps and epochs are both given; weighting is neither 'examples' nor 'uniform'; init is neither 'copy' nor
-            'zeros'; the model's kind is not 'classification'; clients have different numbers of classes (this method
-            shares one head) and the population has no `num_labels`.
+        InvalidArgument: eta, eta_p or momentum is negative or not finite, or eta_p has no effect beside an optimizer
+            object; steps, epochs or batch_size is below 1, or steps and epochs are both given; weighting is neither
+            'examples' nor 'uniform'; init is neither 'copy' nor 'zeros'; the model's kind is not 'classification';
+            clients have different numbers of classes (this method shares one head) and the population has no
+            `num_labels`.
 
     Source:
         Chen, Chao, ICLR 2022: Fed-RoD with the balanced softmax and a linear personalized head.
     """
     check_classes(model.kind, "FedRoD", ONLY_CLASSES)
     check_choice(init=(init, ("copy", "zeros")))
+    second = at_second_rate(client_opt, eta_p=eta_p)
     eta_p = eta if eta_p is None else eta_p
     check_rates(eta=eta, eta_p=eta_p)
     work = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     rates: dict[str, Any] = {"momentum": momentum, "client_opt": client_opt}
     base = fedavg(model, population, eta=eta, weighting=weighting, **rates, **work)
-    generic, private = local_step(eta, **rates), local_step(eta_p, **rates, name="eta_p")
+    generic, private = local_step(eta, **rates), local_step(eta_p, momentum, second, name="eta_p")
     loop, weight, num_labels = batch_loop(**work), example_weight(model, weighting), population.shared_labels()
-    one_epoch, optimizer = (
-        batch_loop(epochs=1, batch_size=batch_size),
-        as_optimizer(client_opt, eta_p, momentum=momentum),
-    )
+    one_epoch = batch_loop(epochs=1, batch_size=batch_size)
+    optimizer = as_optimizer(second, eta_p, momentum=momentum)
 
     def client_update(w, p, data):
         log_n = log_frequencies(data.y, num_labels, model.dtype)

@@ -18,7 +18,7 @@ from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.fedprox import fedprox
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.adaptation import adaptation
-from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import PARTS, body_solver, head_solver, local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.transforms.normalization import trained_beside_statistics, with_fixed_statistics
@@ -103,11 +103,21 @@ def finetuned(
     )
 
 
-def tuning_work(steps, epochs, steps_ft, epochs_ft) -> dict:
-    """The arguments steps_ft and epochs_ft for `finetuned`: E_ft if it is given, otherwise the work of one visit."""
+def tuning_work(solver, eta, steps, epochs, eta_ft, steps_ft, epochs_ft) -> dict[str, Any]:
+    """The arguments of `finetuned` for a method: what is not given is that of its visits.
+
+    Args:
+        solver: the batch_size, momentum and client_opt of a visit.
+        eta, steps, epochs: rate and amount of a visit.
+        eta_ft, steps_ft, epochs_ft: those of the fine-tuning, as they were given.
+
+    Raises:
+        InvalidArgument: eta_ft would have no effect beside the optimizer, which has a rate of its own.
+    """
     if steps_ft is None and epochs_ft is None:
-        return {"steps_ft": steps, "epochs_ft": epochs}
-    return {"steps_ft": steps_ft, "epochs_ft": epochs_ft}
+        steps_ft, epochs_ft = steps, epochs
+    work = solver | {"client_opt": at_second_rate(solver["client_opt"], eta_ft=eta_ft)}
+    return work | {"eta_ft": eta if eta_ft is None else eta_ft, "steps_ft": steps_ft, "epochs_ft": epochs_ft}
 
 
 def fedavg_ft(
@@ -150,10 +160,11 @@ def fedavg_ft(
         The `Algorithm`. A client keeps nothing; v is thrown away after the prediction.
 
     Raises:
-        InvalidArgument: eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1, or
-            steps and epochs are both given; steps_ft or epochs_ft is negative, or both are given; part is not 'full',
-            'head' or 'body'; weighting is neither 'examples' nor 'uniform'; clients have different numbers of classes
-            (this method shares one head) and the population has no `num_labels`.
+        InvalidArgument: eta, eta_ft or momentum is negative or not finite, or eta_ft has no effect beside an optimizer
+            object; steps, epochs or batch_size is below 1, or steps and epochs are both given; steps_ft or epochs_ft is
+            negative, or both are given; part is not 'full', 'head' or 'body'; weighting is neither 'examples' nor
+            'uniform'; clients have different numbers of classes (this method shares one head) and the population has no
+            `num_labels`.
 
     Source:
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedAvg is algorithm 1 of McMahan et al.,
@@ -161,8 +172,7 @@ def fedavg_ft(
     """
     solver: dict[str, Any] = {"batch_size": batch_size, "momentum": momentum, "client_opt": client_opt}
     base = fedavg(model, population, eta=eta, steps=steps, epochs=epochs, weighting=weighting, **solver)
-    work = tuning_work(steps, epochs, steps_ft, epochs_ft)
-    work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
+    work = tuning_work(solver, eta, steps, epochs, eta_ft, steps_ft, epochs_ft)
     return finetuned(base, part=part, global_model=lambda w: w, **work)
 
 
@@ -212,11 +222,12 @@ def fedprox_ft(
         The `Algorithm`. A client keeps nothing; v is thrown away after the prediction.
 
     Raises:
-        InvalidArgument: mu, eta, eta_ft or momentum is negative or not finite; steps, epochs or batch_size is below 1,
-            or steps and epochs are both given; straggler is outside [0, 1]; straggler_policy or weighting is not one of
-            the values above; steps_ft or epochs_ft is negative, or both are given; part is not 'full', 'head' or
-            'body'; clients have different numbers of classes (this method shares one head) and the population has no
-            `num_labels`. Warns if eta mu >= 2 and the step is explicit: such steps diverge.
+        InvalidArgument: mu, eta, eta_ft or momentum is negative or not finite, or eta_ft has no effect beside an
+            optimizer object; steps, epochs or batch_size is below 1, or steps and epochs are both given; straggler is
+            outside [0, 1]; straggler_policy or weighting is not one of the values above; steps_ft or epochs_ft is
+            negative, or both are given; part is not 'full', 'head' or 'body'; clients have different numbers of classes
+            (this method shares one head) and the population has no `num_labels`. Warns if eta mu >= 2 and the step is
+            explicit: such steps diverge.
 
     Source:
         A baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, AAAI 2021; FedProx is algorithm 2 of Li et al., MLSys
@@ -236,8 +247,7 @@ def fedprox_ft(
         weighting=weighting,
         **solver,
     )
-    work = tuning_work(steps, epochs, steps_ft, epochs_ft)
-    work |= solver | {"eta_ft": eta if eta_ft is None else eta_ft}
+    work = tuning_work(solver, eta, steps, epochs, eta_ft, steps_ft, epochs_ft)
     return finetuned(base, part=part, global_model=lambda w: w, **work)
 
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.method import SEVERAL_MODELS, Method
 from tfpfl.algorithms.parts.adaptation import adaptation, near
-from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
+from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import batch_loop, local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import rate
@@ -89,14 +89,15 @@ def pfedme(
         The `Algorithm`. A client keeps theta_i and predicts with it; before its first visit, with w.
 
     Raises:
-        InvalidArgument: lam, eta, eta_p, beta or weight_decay is negative or not finite; inner_steps is below 1; steps,
-            epochs or batch_size is below 1, or steps and epochs are both given; clients have different numbers of
-            classes (this method shares one head) and the population has no `num_labels`. Warns if eta_p lam >= 2 and
-            the step is explicit: such steps diverge.
+        InvalidArgument: lam, eta, eta_p, beta or weight_decay is negative or not finite, or eta_p has no effect beside
+            an optimizer object; inner_steps is below 1; steps, epochs or batch_size is below 1, or steps and epochs are
+            both given; clients have different numbers of classes (this method shares one head) and the population has
+            no `num_labels`. Warns if eta_p lam >= 2 and the step is explicit: such steps diverge.
 
     Source:
         Dinh, Tran, Nguyen, NeurIPS 2020, algorithm 1.
     """
+    client_opt = at_second_rate(client_opt, 0.01, eta_p=eta_p)
     check_rates(eta=eta, beta=beta, weight_decay=weight_decay)
     check_penalty(eta_p, implicit_prox, lam=lam)
     if inner_steps < 1:

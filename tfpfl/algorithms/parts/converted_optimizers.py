@@ -61,6 +61,33 @@ def has_own_rate(given: Any) -> bool:
     return isinstance(given, Optimizer) or _is_of_keras(given) or _is_of_tff(given)
 
 
+def at_second_rate(given: Any, default: float | None = None, **rate: float | None) -> Any:
+    """What takes the steps at a second rate of a method: the method's `client_opt`, or one that stands still.
+
+    An optimizer that has a rate of its own would take these steps at it, whatever the second rate is.
+
+    Args:
+        given: the method's `client_opt`.
+        default: the default of the second rate.
+        rate: the name of the second rate, and its value.
+
+    Returns:
+        `given`; or, if the rate is 0 and `given` has a rate of its own, an optimizer that changes nothing.
+
+    Raises:
+        InvalidArgument: the rate is another one than its default, and would have no effect.
+    """
+    ((name, value),) = rate.items()
+    if value == default or not has_own_rate(given):
+        return given
+    if value == 0:
+        return Optimizer(lambda weights: (), lambda slots, weights, gradient: (slots, weights))
+    raise InvalidArgument(
+        f"{name}={value} would have no effect, because client_opt is an optimizer that has a rate already. Leave "
+        f"{name} out, or give client_opt as a name or a class, which gets the rates"
+    )
+
+
 def _made(make: Callable, rate: float, what: str) -> Optimizer:
     try:
         made = make(rate)
