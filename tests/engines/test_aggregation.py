@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.toys import backbone, distance, identical
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
-from tfpfl.algorithms.transforms import screened
+from tfpfl.algorithms.transforms import median, screened
 from tfpfl.algorithms.transforms.screening import REASONS
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
@@ -198,7 +198,7 @@ def test_metrics_have_any_name_that_a_round_does_not_use():
 
 @pytest.mark.parametrize("weight", slow_but([0.1, np.float64(0.3), 2], 0.1), ids=["float", "NumPy", "int"])
 def test_a_weight_and_metrics_may_be_numbers_of_python(start_engine, weight):
-    """They ended in an error of Python. In a float64 model, a weight keeps its digits."""
+    """They ended in an error of Python, in a median also later. In a float64 model, a weight keeps its digits."""
     model = SplitModel(backbone("float64"))
 
     def client_update(row, visits, data):
@@ -216,14 +216,14 @@ def test_a_weight_and_metrics_may_be_numbers_of_python(start_engine, weight):
         server_update=server_update,
         aggregate="sum",
     )
-    for made in (algorithm, screened(algorithm)):
+    for made in (algorithm, screened(algorithm), median(algorithm)):
         engine = start_engine(made)
         info = [algorithm.population.info(i, np.float64) for i in (1, 4)]
         visits = [
             visit(algorithm, i, 1.0, y)._replace(info=its) for i, its, y in zip((1, 4), info, (4, 6), strict=True)
         ]
         output = engine.next(engine.initialize(), [tf.constant(0)] * 2, visits)
-        np.testing.assert_allclose(output.server, [10 * weight, 2 * weight], rtol=1e-12 if made is algorithm else 1e-7)
+        np.testing.assert_allclose(output.server, [10 * weight, 2 * weight], rtol=1e-12)
         assert float(output.metrics["half"]) == 0.5 and int(output.metrics["finite"]) == 2
 
 

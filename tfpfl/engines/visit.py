@@ -128,7 +128,7 @@ def checked(algorithm: Algorithm, message, output: ClientOutput, held_out: dict,
         update: the whole update, if `output.update` is only a part of it.
     """
     check_names(output.metrics)
-    weight = output.weight if tf.is_tensor(output.weight) else tree.as_dtype(output.weight, algorithm.model.dtype)
+    weight = tree.as_tensor(output.weight, algorithm.model.dtype)
     finite = tree.all_finite((output.update, output.state, output.metrics, weight)) & (weight >= 0)
     metrics = {name: tf.convert_to_tensor(value) for name, value in output.metrics.items()}
     metrics |= {

@@ -18,6 +18,11 @@ def as_dtype(number: Any, dtype: Any) -> Tensor:
     return tf.cast(number, dtype) if tf.is_tensor(number) else tf.constant(number, dtype)
 
 
+def as_tensor(number: Any, dtype: Any) -> Tensor:
+    """A tensor as it is, and any other number as a tensor of `dtype`."""
+    return number if tf.is_tensor(number) else as_dtype(number, dtype)
+
+
 def arrays(a: Tree) -> Tree:
     """Converts all tensors of a structure to NumPy arrays; not possible inside a graph."""
     return tf.nest.map_structure(np.asarray, a)

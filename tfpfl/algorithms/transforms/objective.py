@@ -153,7 +153,7 @@ class _Weighted:
                 return tf.where(message.known, counts, tf.ones_like(counts))
 
             output, loss = self.work(message.own, state, data, weight_of, False)
-            report = Loss(tf.cast(loss, dtype), tf.cast(output.weight, dtype))
+            report = Loss(tf.cast(loss, dtype), tree.as_dtype(output.weight, dtype))
             return output._replace(update=reported.put_on(output.update, report))
 
         def server_update(server: WithTail, aggregate: Any, total_weight: Any) -> WithTail:

@@ -66,7 +66,8 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
 
     def client_update(message, state, data):
         output = algorithm.client_update(message, state, data)
-        return output._replace(update=weighed.put_on(output.update, output.weight))
+        weight = tree.as_tensor(output.weight, algorithm.model.dtype)
+        return output._replace(update=weighed.put_on(output.update, weight), weight=weight)
 
     def server_update(server, aggregated, total):
         counts = tf.where(aggregated.weight.values > 0)[:, 0]  # FedProx gives a straggler that it drops the weight 0

@@ -102,6 +102,7 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
         if earlier is not None:
             reason = tf.where(tf.equal(earlier, 0), reason, earlier)
         output = algorithm.client_update(message, state, data)
+        output = output._replace(weight=tree.as_tensor(output.weight, algorithm.model.dtype))
         finite = tree.all_finite((output.update, output.state, output.metrics, output.weight)) & (output.weight >= 0)
         own = tf.nest.flatten(of_method(output.update))  # a loss or a weight that is sent with it is not measured
         norm = tf.linalg.global_norm([tf.cast(x, tf.float64) for x in own if x.dtype.is_floating])

@@ -199,7 +199,7 @@ def _traced(algorithm: Algorithm) -> tuple[Any, Callable]:
             message, state = algorithm.message(algorithm.init_server()), algorithm.init_client(info)
             output = algorithm.client_update(message, state, ClientData(x, y, info, key))
         specs.append(tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), output.update))
-        return tf.cast(output.weight, tf.float64)
+        return tf.cast(tree.as_tensor(output.weight, model.dtype), tf.float64)
 
     scalar = tf.TensorSpec([], tf.int32)
     graph = traced_by_design(tf.function(weight, autograph=False)).get_concrete_function(
