@@ -49,6 +49,7 @@ def path_of_keras(optimizer, dtype, steps=9) -> list:
 @pytest.mark.parametrize("name", KERAS)
 def test_every_step_is_that_of_keras(name):
     ours = as_optimizer(KERAS[name](), rate=99.0)  # the rate is the optimizer's own
+    assert ours.proportional == (type(KERAS[name]()).__name__ == "SGD")
     for dtype, most in ((tf.float32, 1e-6), (tf.float64, 2e-7)):  # Keras has some numbers in float32 in both
         np.testing.assert_allclose(path(ours, dtype), path_of_keras(KERAS[name](), dtype), rtol=0, atol=most)
 
@@ -70,6 +71,7 @@ def test_every_step_is_that_of_tff(tff):
     for name, theirs in of_tff(tff).items():
         weights = tuple(tf.constant(w) for w in START)
         state = theirs.initialize(tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights))
+        assert as_optimizer(theirs, rate=99.0).proportional == (name in ("sgdm", "momentum"))
         found = path(as_optimizer(theirs, rate=99.0), tf.float32)
         for expected in found:
             state, weights = theirs.next(state, weights, gradients(weights))

@@ -1,5 +1,6 @@
 """Schedules of learning rates: their formulas, loops written by hand, where a rate is divided out, and both engines."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,14 +9,14 @@ from helpers.marks import slow_but
 from helpers.normalized import model_for
 from helpers.one_broken import build
 from helpers.quick import quick
-from helpers.rounds import by_hand, loss_of, play
+from helpers.rounds import by_hand, loss_of, play, shared
 from helpers.toys import client_loss, distance, gradient, identical, initial_states, objective, on_disk, toy
 from helpers.toys import visits as visits_of
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedamp, fedavg, fedper, pfedhn, pflego, scaffold
 from tfpfl.algorithms.contract import ClientOutput
-from tfpfl.algorithms.parts import local_solver, rate
+from tfpfl.algorithms.parts import adam, local_solver, rate, sgd
 from tfpfl.algorithms.parts.schedules import check_schedule, factor_of, with_end
-from tfpfl.algorithms.transforms import at_round, scheduled, screened
+from tfpfl.algorithms.transforms import at_round, scheduled, screened, server_optimized
 from tfpfl.algorithms.transforms.schedule import Scheduled, check_follows
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
@@ -101,6 +102,33 @@ def test_fedavg_of_one_client_is_a_loop_with_the_rate_of_each_round(data, moment
     for after, times in zip(path, (1, 0.4, 0.4, 0.16), strict=True):
         w = by_hand(loss_of(data, 2), w, 0.3 * times, 3, momentum)
         assert distance(after.own, w) < 1e-12
+
+
+SERVERS = {  # name -> (server_opt, whether it follows a schedule that names no rates)
+    "momentum": (lambda: "momentum", False),
+    "sgd of tfpfl": (lambda: sgd(0.5, 0.9), False),
+    "sgd of Keras": (lambda: keras.optimizers.SGD(0.5, weight_decay=0.1), False),
+    "a function that makes sgd": (lambda: sgd, False),
+    "adam": (lambda: "adam", True),
+    "adam of tfpfl": (lambda: adam(0.05), True),
+    "adam of Keras": (lambda: keras.optimizers.Adam(0.05), True),
+    "a function that makes adam": (lambda: adam, True),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_follows_if_shorter_updates_do_not_shorten_its_steps(data, name):
+    """By name, and as an object: one of an adaptive optimizer stayed at its full rate."""
+    make, follows = SERVERS[name]
+    algorithm = server_optimized(fedavg(data.model, data.population), server_opt=make())
+    halved, sent, weight = scheduled(algorithm, lambda t: 0.5 * t), shared(data, seed=3), tf.constant(1.0, tf.float64)
+    start = algorithm.init_server()
+    step = tree.subtract(algorithm.step(start, sent, weight).own, start.own)
+    found = tree.subtract(halved.step(halved.init_server(), sent, weight).own.own, start.own)
+    assert (
+        distance(found, tree.scale(0.5 if follows else 1.0, step)) < 1e-12
+        and distance(step, tree.zeros_like(step)) > 1e-2
+    )
 
 
 @pytest.mark.slow

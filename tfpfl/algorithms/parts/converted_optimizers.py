@@ -211,7 +211,7 @@ def of_tff(given: Any, what: str = "client_opt") -> Optimizer:
         slots, moved = given.next(slots, tuple(tf.nest.flatten(weights)), tuple(tf.nest.flatten(gradient)))
         return slots, tf.nest.pack_sequence_as(weights, tf.nest.flatten(moved))
 
-    return Optimizer(init, step)
+    return Optimizer(init, step, proportional=type(given).__name__ == "_SGD")
 
 
 def _number(value: Any, dtype: Any) -> Any:

@@ -22,6 +22,7 @@ class Optimizer(NamedTuple):
 
     init: Callable
     step: Callable
+    proportional: bool = False  # a gradient half as long gives steps half as long, as with SGD
 
 
 class AdamSlots(NamedTuple):
@@ -38,14 +39,14 @@ def sgd(rate: float, momentum: float = 0.0, *, nesterov: bool = False) -> Optimi
     With `nesterov` the step is w <- w - rate (g + momentum v), with the new v.
     """
     if not momentum:
-        return Optimizer(lambda weights: (), lambda slots, weights, g: ((), tree.add_scaled(weights, -rate, g)))
+        return Optimizer(lambda weights: (), lambda slots, weights, g: ((), tree.add_scaled(weights, -rate, g)), True)
 
     def step(velocity, weights, gradient):
         velocity = tree.add_scaled(gradient, momentum, velocity)
         move = tree.add_scaled(gradient, momentum, velocity) if nesterov else velocity
         return velocity, tree.add_scaled(weights, -rate, move)
 
-    return Optimizer(tree.zeros_like, step)
+    return Optimizer(tree.zeros_like, step, True)
 
 
 def adam(
@@ -172,7 +173,7 @@ def decayed(optimizer: Optimizer, rate: float, weight_decay: float) -> Optimizer
     def step(slots, weights, gradient):
         return optimizer.step(slots, tree.add_scaled(weights, -rate * weight_decay, weights), gradient)
 
-    return Optimizer(optimizer.init, step)
+    return optimizer._replace(step=step)
 
 
 def adamw(rate: float, weight_decay: float = 0.004, **options: Any) -> Optimizer:

@@ -100,7 +100,7 @@ def paced(optimizer: Optimizer, name: str, *, by_default: bool = True) -> Optimi
             moved = tree.add_scaled(weights, its_factor, tree.subtract(moved, weights))
         return slots, moved
 
-    return Optimizer(optimizer.init, step)
+    return optimizer._replace(step=step)
 
 
 def factor_of(schedule: str | Callable, rounds: int | None = None) -> Callable:

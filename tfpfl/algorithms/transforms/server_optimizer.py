@@ -78,7 +78,7 @@ def server_optimized(
     check_adds_mean(algorithm)
     made = _optimizer(server_opt, server_eta, server_beta_1, server_beta_2, server_epsilon)
     # The updates of scheduled clients are shorter already; an adaptive server takes no shorter steps for that.
-    optimizer = paced(made, "server_eta", by_default=name in SECOND_MOMENTS)
+    optimizer = paced(made, "server_eta", by_default=not made.proportional)
 
     def init_server() -> Optimized:
         own = algorithm.init_server()
