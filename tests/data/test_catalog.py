@@ -175,6 +175,15 @@ def test_client_data_of_pairs_and_of_dicts():
         client_arrays(FakeClientData({"a": (x, y), "b": (x, y)}), FakeClientData({"a": (x, y)}))
 
 
+@pytest.mark.parametrize("found", ["one ndarray", "3 parts"])
+def test_client_data_of_other_elements_than_pairs_are_refused(found):
+    """The first two numbers of a vector are no example and its label, and nothing drops the weight after them."""
+    x, y = np.arange(12.0).reshape(6, 2), np.arange(6)
+    elements = {"one ndarray": x, "3 parts": (x, y, y)}[found]
+    with pytest.raises(InvalidArgument, match=rf"client 'a': .* must be a pair \(x, y\), .* found {found}\. Map"):
+        client_arrays(FakeClientData({"a": elements}))
+
+
 def test_blobs_are_separable_and_seeded():
     x, y = blobs(1_000, num_classes=5, shape=(3, 2), spread=1e-3, seed=4)
     means = np.stack([x[y == c].mean(0) for c in range(5)])

@@ -207,6 +207,12 @@ def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[Any
                     "Map the ClientData to pairs (x, y) with its method preprocess()"
                 )
             element = element[others[0]], element[label[0]]
+        if not isinstance(element, tuple | list) or len(element) != 2:  # a vector has first and second numbers, too
+            found = f"{len(element)} parts" if isinstance(element, tuple | list) else f"one {type(element).__name__}"
+            raise InvalidArgument(
+                f"client {client!r}: every element of its dataset must be a pair (x, y), an example and its label; "
+                f"found {found}. Map the ClientData to pairs with its method preprocess()"
+            )
         xs.append(element[0])
         ys.append(element[1])
     if not xs:
