@@ -99,6 +99,12 @@ def test_default_networks_and_bad_requests():
         build_network("cifar_2conv", (5,))
 
 
+def test_no_network_is_the_default_of_three_arrays():
+    shape = {"age": (1,), "image": (8, 8, 3), "words": (4,)}
+    with pytest.raises(InvalidArgument, match="mlp200 takes one array, and examples are several: .'age': .* your own"):
+        build_network(default_network(shape), shape)
+
+
 GRADIENTS = """
 import sys
 import tfpfl

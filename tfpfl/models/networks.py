@@ -4,6 +4,8 @@ Initial weights depend on a seed only and are the same with Keras 2 and Keras 3.
 PFLEGO-v2 (table of architectures, as in its authors' code) and of PGFed, section 5.
 """
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -71,9 +73,10 @@ def conv_bn() -> list[layers.Layer]:
 NETWORKS = {network.__name__: network for network in (mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn, conv_bn)}
 
 
-def default_network(example_shape: tuple) -> str:
+def default_network(example_shape: Any) -> str:
     """The name of the network that PFLEGO uses for such examples: 'cifar_2conv' for colour images, else 'mlp200'."""
-    return "cifar_2conv" if len(example_shape) == 3 and example_shape[-1] == 3 else "mlp200"
+    is_colour = not is_several(example_shape) and len(example_shape) == 3 and example_shape[-1] == 3
+    return "cifar_2conv" if is_colour else "mlp200"
 
 
 INITS = ("keras", "stax")
