@@ -312,6 +312,25 @@ def test_modules_of_a_folder_that_was_not_allowed_are_not_run(data, tmp_path, mo
     assert scaled_by(tmp_path / "sent") == 0.25 and scaled_by(tmp_path / "run") == 0.5
 
 
+TWO = """
+import keras
+
+def net(input_shape):
+    inputs = {name: keras.Input(shape, name=name) for name, shape in input_shape.items()}
+    flat = [keras.layers.Flatten()(inputs[name]) for name in sorted(inputs)]
+    return keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Concatenate()(flat)))
+"""
+
+
+def test_a_function_gets_the_shapes_of_several_arrays_by_name(tmp_path):
+    (tmp_path / "net.py").write_text(TWO)
+    x = {"age": np.zeros((20, 1), np.float32), "image": np.zeros((20, 4, 3), np.float32)}
+    data = Federation.from_clients([(x, np.arange(20) % 2)] * 2, out=tmp_path / "data")
+    run = created(tmp_path / "run", data, network=f"{tmp_path}/net.py:net")
+    assert run.model.input_shape == {"age": (1,), "image": (4, 3)}
+    assert [w.shape for w in run.model.initial_theta] == [(1 + 4 * 3, 4), (4,)]
+
+
 def test_a_folder_from_elsewhere_runs_no_code(network, data, tmp_path, monkeypatch):
     created(tmp_path / "run", data, network=network)
     sent = shutil.copytree(tmp_path / "run", tmp_path / "sent")

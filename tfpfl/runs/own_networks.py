@@ -20,6 +20,7 @@ import numpy as np
 from tfpfl.algorithms.own import code_of_file
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import Federation
+from tfpfl.data.layout import is_several
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.consent import is_allowed, place_of, remember
 from tfpfl.runs.folders import read_kept
@@ -72,14 +73,14 @@ def kept(config: RunConfig, file: Path | None) -> tuple[tuple[Path, bytes] | Non
     return (file, content), allowed
 
 
-def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_code: bool) -> keras.Model:
+def build(config: RunConfig, file: Path, content: bytes, shape: Any, *, run_code: bool) -> keras.Model:
     """The backbone of a run.
 
     Args:
         config: the configuration of a run folder.
         file: the network's file, see `kept`.
         content: its content.
-        shape: the shape of an example.
+        shape: the shape of an example, or a dict or a tuple of shapes.
         run_code: whether the code is allowed.
 
     Raises:
@@ -103,16 +104,14 @@ def build(config: RunConfig, file: Path, content: bytes, shape: tuple, *, run_co
     return model
 
 
-def made_by(
-    file: Path, content: bytes, function: str, shape: tuple, seed: int, beside: str | None = None
-) -> keras.Model:
+def made_by(file: Path, content: bytes, function: str, shape: Any, seed: int, beside: str | None = None) -> keras.Model:
     """Calls the function with those of the arguments `input_shape` and `seed` that it takes.
 
     Args:
         file: the function's file, whose folder the code may import from.
         content: the content of the file.
         function: the name of the function.
-        shape: the shape of an example.
+        shape: the shape of an example, or a dict or a tuple of shapes.
         seed: Keras's initializers draw from it.
         beside: the `hash_of` the modules beside the file that is expected; None: any.
 
@@ -123,7 +122,8 @@ def made_by(
     where = f"{function} in {file}"
     if not callable(call) or isclass(call):
         raise InvalidArgument(f"{where} is {type(call).__name__}, not a function that gives a Keras model")
-    known = {"input_shape": tuple(shape), "seed": seed}
+    several = is_several(shape)
+    known = {"input_shape": shape if several else tuple(shape), "seed": seed}
     wanted = signature(call).parameters
     missing = [n for n, p in wanted.items() if n not in known and p.default is p.empty and p.kind not in (
         Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]  # fmt: skip
@@ -139,7 +139,7 @@ def made_by(
         raise InvalidArgument(f"{where} raised {type(error).__name__}: {one_line(error, 400)}") from error
     if not isinstance(model, keras.Model):
         raise InvalidArgument(f"{where} must give a Keras model of features, found {type(model).__name__}")
-    if not model.built:
+    if not model.built and not several:  # a model of several arrays that names no inputs is refused later, in words
         model.build((None, *shape))
     return model
 
