@@ -21,6 +21,7 @@ from tfpfl.data import catalog
 from tfpfl.data.federation import Federation
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
+from tfpfl.runs.needs import agreeing
 from tfpfl.runs.protocols import results
 from tfpfl.runs.results import write_history
 from tfpfl.runs.run import Run
@@ -305,6 +306,10 @@ def test_other_versions_are_told(finished):
     [
         ({"clients": 7}, "clients is 7, and 6 in the data"),
         ({"partition_args": {"K": 2}}, "partition_args K is 2, and None"),
+        ({"validation": 0.5}, r"validation is 0\.5, and 0\.\d in the data"),
+        ({"data_seed": 9}, "data_seed is 9, and 0 in the data"),
+        ({"source": {"pixels": "signed"}}, "source pixels is 'signed', and 'unit' in the data"),
+        ({"source": {"only_classes": "first_half"}}, "source only_classes is 'first_half', and None in the data"),
     ],
 )
 def test_a_configuration_that_contradicts_the_given_federation_is_refused(six_clients, tmp_path, given, said):
@@ -313,6 +318,18 @@ def test_a_configuration_that_contradicts_the_given_federation_is_refused(six_cl
     assert not list(tmp_path.iterdir())
     with Run.create(RunConfig(clients=6), tmp_path / "run", six_clients) as run:
         assert run.config.clients == 6
+
+
+def test_a_configuration_agrees_with_the_data_that_were_made_as_it_says(tmp_path, monkeypatch):
+    """Also after a run was made of it, whose configuration has the values of the data."""
+    monkeypatch.setenv("TFPFL_CACHE", str(tmp_path))
+    source = {"pixels": "signed", "only_classes": "first_half", "seed": 2, "step": None}
+    config = RunConfig(clients=6, validation=0.2, data_seed=4, source=source)
+    data = open_federation(config)
+    assert agreeing(config, data) is data and agreeing(config.resolved(data), data) is data
+    for name, value in (("pixels", "unit"), ("only_classes", "second_half")):
+        with pytest.raises(InvalidArgument, match=f"source {name} is '{value}', and '{source[name]}' in the data"):
+            agreeing(RunConfig(source=source | {name: value}), data)
 
 
 def test_a_shared_head_of_mixed_labels_is_told(six_clients, tmp_path):

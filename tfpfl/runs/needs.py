@@ -1,9 +1,10 @@
 """What a run needs besides its data: packages, metrics that are known, and no entry that would change nothing."""
 
 from collections import Counter
+from typing import Any
 
 from tfpfl.checks import InvalidArgument, check_type, one_line, warn_user
-from tfpfl.data import Federation, Population
+from tfpfl.data import Federation, Population, load_source
 from tfpfl.data.manifest import plain_values
 from tfpfl.engines.engine import check_engine
 from tfpfl.engines.inputs import OPENED
@@ -40,17 +41,28 @@ def agreeing(config: RunConfig, federation: Federation) -> Federation:
     """The federation of a configuration, after the check that this asks for no other data.
 
     Raises:
-        InvalidArgument: the number of clients, the partition or an argument of it, or the data set is another one.
+        InvalidArgument: the number of clients, the partition or an argument of it, the data set or an argument of it,
+            the data seed, or the fraction for validation is another one.
     """
     check_type("the federation", federation, Federation, OPENED)
-    source, partitioner = federation.manifest["source"]["name"], federation.manifest["partitioner"]["name"]
-    made = federation.manifest["partitioner"]["arguments"]
-    asked = {} if config.clients is None else {"clients": (config.clients, federation.num_clients)}
-    for name, found in (("dataset", source), ("partition", partitioner)):
+    manifest = federation.manifest
+    source, partitioner = manifest["source"], manifest["partitioner"]
+    asked: dict[str, tuple[Any, Any]] = {}
+    if config.clients is not None:
+        asked["clients"] = config.clients, federation.num_clients
+    of_data = {"dataset": source["name"], "partition": partitioner["name"]}
+    of_data |= {"validation": manifest["validation"], "data_seed": manifest["seed"]}
+    for name, found in of_data.items():
         if (value := getattr(config, name)) != getattr(RunConfig, name):  # the default may mean that nothing was given
             asked[name] = value, found
     for name, value in config.partition_args.items():
-        asked[f"partition_args {name}"] = plain_values(value), made.get(name)
+        asked[f"partition_args {name}"] = plain_values(value), partitioner["arguments"].get(name)
+    signed = manifest.get("preprocessing", {}).get("shift") == -1
+    options = {**(load_source.__kwdefaults__ or {}), "pixels": "signed" if signed else "unit", **source["options"]}
+    changes_nothing = {"data_dir", "seed"} - set(source["options"])  # most data sets draw nothing
+    for name, value in config.source.items():
+        if value is not None and name not in changes_nothing:
+            asked[f"source {name}"] = plain_values(value), options.get(name)
     other = [f"{name} is {own!r}, and {its!r} in the data" for name, (own, its) in asked.items() if own != its]
     if other:
         raise InvalidArgument(
