@@ -313,6 +313,8 @@ def test_large_natural_keys_are_not_merged(as_given):
         (["a", "b"] * 6, ["a", None, "b"], "key_test: 1 examples have no key, the first is number 1"),
         (np.array(["2020-01-01", "NaT"] * 6, "M8[D]"), np.array(["2020-01-01"], "M8[D]"), "key: 6 exam"),
         ([1, "1"] * 6, ["1"] * 3, "must be all texts or all numbers, found 1 .number. and '1' .text."),
+        (["1", "2"] * 6, np.array([1, 2]), "must be all texts or all numbers, found '2' .text. and 2 .number."),
+        (np.array([1.0, 2.0] * 6), ["1", "2"], "must be all texts or all numbers, found 2.0 .number. and '2' .text."),
         ([2.0**53 + 2, 1.0] * 6, [1.0], "the natural key 9007199254740994.0 is a float that is too large"),
         ([2**60, 0.5] * 6, [0.5], "is a float that is too large"),
         (np.array([2.0**60, 5] * 6, object), [5], "is a float that is too large"),

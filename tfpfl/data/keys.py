@@ -43,6 +43,8 @@ def sorted_keys(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
             or texts beside numbers.
     """
     keys = np.concatenate([train, test])
+    if len({part.dtype.kind in "US" for part in (train, test) if len(part)}) > 1:
+        keys = np.concatenate([part.astype(object) for part in (train, test)])  # NumPy would make texts of numbers
     if keys.dtype.kind == "f":
         exact = 2 ** (np.finfo(keys.dtype).nmant + 1)  # up to here, every whole number is a float
         for part in (train, test):
