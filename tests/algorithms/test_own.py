@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfpfl import ALGORITHMS
 from tfpfl.algorithms import beside, method_named, own
-from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.checks import InvalidArgument
+from tfpfl.models.modules_beside import hash_of, modules_beside
 
 GOOD = '''
 """A file with two methods."""

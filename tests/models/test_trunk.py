@@ -298,6 +298,43 @@ def test_the_hash_is_of_weights_architecture_and_code(monkeypatch):
         hash_of(with_layer(NotWrittenDown()))
 
 
+def test_the_hash_is_also_of_what_a_layers_file_imports_from_its_folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside_a_layer.py").write_text("FACTOR = 2.0\n")
+    scales = "class Scales(Layer):\n    def call(self, x):\n        return x * beside_a_layer.FACTOR\n"
+    (tmp_path / "file_of_a_layer.py").write_text(f"import beside_a_layer\nfrom keras.layers import Layer\n{scales}")
+    import file_of_a_layer
+
+    before = hash_of(with_layer(file_of_a_layer.Scales()))
+    assert hash_of(with_layer(file_of_a_layer.Scales())) == before
+    (tmp_path / "beside_a_layer.py").write_text("FACTOR = 3.0\n")
+    assert hash_of(with_layer(file_of_a_layer.Scales())) != before
+
+
+@pytest.mark.parametrize("value", [1.5, "word", [1, None], {"a": 2}])
+def test_the_hash_is_also_of_the_attributes_of_a_layers_class(value, monkeypatch):
+    before = hash_of(with_layer(Scaled()))
+    monkeypatch.setattr(Scaled, "of_all", object(), raising=False)  # whose text is another one in each process
+    assert hash_of(with_layer(Scaled())) == before
+    monkeypatch.setattr(Scaled, "of_all", value)
+    assert hash_of(with_layer(Scaled())) != before
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_small_features_are_compared_by_their_own_size(dtype, federation, tmp_path):
+    """float16 stores numbers of this size in steps of 6e-8, which are more than a hundredth of them."""
+    whole = network()
+    scale, offset, *statistics = whole.get_layer("norm").get_weights()
+    whole.get_layer("norm").set_weights([1e-6 * scale, 1e-6 * offset, *statistics])
+    model = SplitModel(whole, train_from="block_1")
+    features, _ = trunk_federation(model, federation, tmp_path, dtype=dtype)
+    assert 0 < np.abs(features._x).max() < 1e-5
+    assert trunk_federation(model, federation, tmp_path, dtype=dtype)[0].hash == features.hash
+    rewritten(features.path, 1.5 * np.asarray(features._x))
+    with pytest.raises(FederationError, match="does not have this trunk's features: 8 examples were computed again"):
+        trunk_federation(model, federation, tmp_path, dtype=dtype)
+
+
 def test_other_weights_other_data_and_other_cuts_have_other_folders(federation, tmp_path):
     model = SplitModel(network(), train_from="top")
     other = on_disk(tmp_path / "other", seed=2)

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from helpers import small_runs as runs
 from tflite_export.cli import main as export
-from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
+from tfpfl.models.modules_beside import hash_of, modules_beside
 from tfpfl.runs import allow_code, consent
 from tfpfl.runs.config import RunError
 from tfpfl.runs.run import Run

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tfpfl.algorithms.modules_beside import hash_of, is_beside
+from tfpfl.models.modules_beside import hash_of, is_beside
 
 PREFIX = "tfpfl_own_method_"  # of the names of all modules that are the user's own files
 _BESIDE = PREFIX + "beside_"

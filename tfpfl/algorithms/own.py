@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, get_args
 from tfpfl.algorithms.beside import PREFIX, run_file
 from tfpfl.algorithms.catalog import ALGORITHMS
 from tfpfl.algorithms.method import Method
-from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.checks import InvalidArgument, one_line, unknown
+from tfpfl.models.modules_beside import hash_of, modules_beside
 
 GROUP = "tfpfl.algorithms"  # the group of entry points by which an installed package offers its methods
 HOW = "a method of your own is named FILE.py:function, package.module:function, or by an entry point of a package"

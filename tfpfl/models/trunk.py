@@ -17,6 +17,7 @@ from tfpfl.data.population import Tensor
 from tfpfl.models.functional import inference
 from tfpfl.models.inputs import Inputs
 from tfpfl.models.layers import flatten
+from tfpfl.models.modules_beside import hash_of, modules_beside, with_beside
 from tfpfl.models.reading import trace, vocabulary
 
 # What says nothing of the numbers that a layer gives: whether it trains, and how its weights began.
@@ -64,6 +65,9 @@ class Trunk:
     def hash(self) -> str:
         """A sha256 of the weights, the architecture, the dtype and the code of layers that are not Keras's own.
 
+        To the code belong the modules beside a layer's file that it imports, and attributes of a class that are numbers
+        or texts, or lists or dicts of these. What it reads from elsewhere is not in the hash.
+
         It does not depend on the names of the layers, which Keras numbers in the order in which they are made.
         """
         layers = flatten(self.model)
@@ -79,7 +83,7 @@ class Trunk:
         for array in self.weights:
             digest.update(f"{array.dtype.str} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
-        for code in sorted({code for layer in layers for code in _own_code(type(layer))}):
+        for code in sorted({code for kind in {type(layer) for layer in layers} for code in _own_code(kind)}):
             digest.update(code)
         return digest.hexdigest()
 
@@ -112,20 +116,31 @@ def _renamed(value: Any, names: dict[str, str], named: bool = False, linked: boo
 
 
 def _own_code(kind: type) -> list[bytes]:
-    """The code of a layer's class and its bases, as far as it is not of Keras: hashes of files and of functions."""
+    """The code of a layer's class and its bases, as far as it is not of Keras: hashes of what they are made of."""
     found = []
     for cls in kind.__mro__:
         if cls.__module__.split(".")[0] in _KERAS:
             continue
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)
         if file and Path(file).is_file():
-            found.append(hashlib.sha256(Path(file).read_bytes()).digest())
+            content = Path(file).read_bytes()
+            beside = hash_of(modules_beside(content, Path(file).parent))
+            found.append(bytes.fromhex(with_beside(hashlib.sha256(content).hexdigest(), beside)))
         for name, value in sorted(vars(cls).items()):
             function = getattr(value, "__func__", getattr(value, "fget", value))
             code = getattr(function, "__code__", None)
-            if code is not None:
-                found.append(hashlib.sha256(f"{cls.__qualname__}.{name} {_of_code(code)}".encode()).digest())
+            text = _as_plain(value) if code is None else _of_code(code)
+            if text is not None and not (code is None and name.startswith("__")):  # such as __module__ and __doc__
+                found.append(hashlib.sha256(f"{cls.__qualname__}.{name} {text}".encode()).digest())
     return found
+
+
+def _as_plain(value: Any) -> str | None:
+    """A class attribute as a text; None if it has none that is the same in every process."""
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def _of_code(code: CodeType) -> str:

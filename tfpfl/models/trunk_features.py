@@ -221,7 +221,9 @@ def _opened(trunk: Trunk, federation: Federation, folder: Path, stored: str) -> 
         for f in (federation, features)
     )
     again = _forward(trunk, federation, str(trunk.dtype))(np.asarray(raw)).astype(np.float64)
-    differ_by = np.abs(again - kept).max() / max(1.0, np.abs(again).max())
+    largest = max(np.abs(again).max(), np.finfo(np.float64).tiny)  # which is 0 if all features are
+    step = np.finfo(stored).smallest_subnormal  # float16 rounds the smallest numbers by as much, whatever their size
+    differ_by = np.maximum(np.abs(again - kept).max() - step, 0) / largest
     most = max(_ROUNDING[stored], _ROUNDING[str(trunk.dtype)])
     if not differ_by <= most:
         raise FederationError(

@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
-from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.checks import InvalidArgument
 from tfpfl.data import PARTITIONERS
+from tfpfl.models.modules_beside import hash_of, modules_beside
 from tfpfl.runs.config import METHOD, METRIC, NETWORK_CODE, RunConfig
 from tfpfl.runs.consent import folders_of
 from tfpfl.runs.options import DATA_NAMES, OPTIONS

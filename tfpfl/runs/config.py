@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from tfpfl.algorithms import ALGORITHMS, Method, check_names, get_method
-from tfpfl.algorithms.modules_beside import hash_of, modules_beside, sha256_of
 from tfpfl.algorithms.own import check_entry, is_loaded, own_method
 from tfpfl.algorithms.parts.schedules import check_schedule, with_end
 from tfpfl.algorithms.transforms.screening import ON_BROKEN, check_norms
@@ -21,6 +20,7 @@ from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.engines.engine import check_grouping
 from tfpfl.models.adapters import check_adapters
+from tfpfl.models.modules_beside import hash_of, modules_beside, sha256_of
 from tfpfl.models.networks import INITS, default_network
 from tfpfl.models.normalization import check_batch_norm
 from tfpfl.runs.aggregators import check_aggregator, written

@@ -13,8 +13,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from tfpfl.algorithms.modules_beside import hash_of, modules_beside
 from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.models.modules_beside import hash_of, modules_beside
 from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunError, file_hash, read_config
 from tfpfl.runs.federations import cache_folder
 

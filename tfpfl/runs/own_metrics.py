@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from inspect import isclass
 from typing import Any, NamedTuple
 
-from tfpfl.algorithms.modules_beside import sha256_of
 from tfpfl.algorithms.own import OwnCode, code_named, key_of
 from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.models.modules_beside import sha256_of
 from tfpfl.runs.metrics import (
     DIRECTIONS,
     METRICS,

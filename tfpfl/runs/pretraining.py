@@ -23,12 +23,12 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfpfl.algorithms.modules_beside import hash_of, modules_beside, with_beside
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.people.catalog import PEOPLE
 from tfpfl.data.randomness import ModelKey, Stream, check_model_seed, generator
 from tfpfl.data.source import Source
 from tfpfl.data.writing import cut_validation
+from tfpfl.models.modules_beside import hash_of, modules_beside, with_beside
 from tfpfl.models.network_file import check_new, load_network
 from tfpfl.models.networks import NETWORKS, build_network
 from tfpfl.runs.config import RunConfig

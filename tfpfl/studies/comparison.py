@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from tfpfl.algorithms.modules_beside import sha256_of
 from tfpfl.checks import InvalidArgument, check_listed, check_type, one_line, unknown
 from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
+from tfpfl.models.modules_beside import sha256_of
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, read_config
 from tfpfl.runs.federations import open_federation

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpfl.algorithms.modules_beside import sha256_of, with_beside
 from tfpfl.checks import InvalidArgument, check_type, unknown
 from tfpfl.data import PARTITIONERS
 from tfpfl.data.kinds import CLASSIFICATION, ScoreName
+from tfpfl.models.modules_beside import sha256_of, with_beside
 from tfpfl.runs import protocols, statistics
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import in_unit
