@@ -1,6 +1,7 @@
 """`Federation.from_table`: what a CSV file, a Parquet file or a DataFrame becomes, and what is refused by name."""
 
 import csv
+import re
 import sys
 import tracemalloc
 import warnings
@@ -171,6 +172,8 @@ def test_the_column_of_the_split_is_followed(tmp_path):
         ({"mass": [np.inf] + [1.0] * 23}, {}, "column 'mass' has inf in row 1: features must be finite"),
         ({"user": ["a", None] * 12}, {}, "column 'user' has 12 missing values, the first in row 2"),
         ({"state": ["a", ""] * 12}, {}, "column 'state' has 12 missing values, the first in row 2"),
+        ({"state": ["a", " \t"] * 12}, {}, "column 'state' has 12 missing values, the first in row 2"),
+        ({"user": np.array([b"a", b" "] * 12)}, {}, "column 'user' has 12 missing values, the first in row 2"),
         ({"state": [0.5, 1.0] * 12}, {}, r"'state' has the label 0.5 in row 1: a label is a whole number or a name"),
         ({"state": [0.5, 1.0] * 12}, {}, r"are to be predicted, say targets='real' \(--targets real at the command"),
         ({"state": np.array(["a", 1] * 12, object)}, {}, "train labels must be integers, or all names"),
@@ -196,6 +199,9 @@ def test_what_is_refused_is_named(tmp_path, changed, given, message):
         ("user,state,age\na,x,1\nb,y\n", r"t.csv: row 2 has 2 cells, the first line has 3"),
         ("user,state,age\na,x,1\nb,y,NA\n", "column 'age' is not numeric, row 2 has 'NA'"),
         ("user,state,age\na,x,1\nb,y,\n", "column 'age' has 1 missing values, the first in row 2"),
+        ("user,state,age\na,x,1\nb,y, \n", "column 'age' has 1 missing values, the first in row 2"),
+        ("user,state,age\na,1,1\nb, ,2\n", "column 'state' has 1 missing values, the first in row 2"),
+        ("user,state,age\n1,x,1\n  ,y,2\n", "column 'user' has 1 missing values, the first in row 2"),
         ("user,state,age,age\na,x,1,1\n", "t.csv has two columns 'age': rename one of them"),
         ("user,state,age\na,1.0,1\nb,0.5,1\n", "'state' has the label 0.5 in row 2: a label is a whole number or a"),
         ("user,state,age\n", "the table has no rows"),
@@ -463,16 +469,17 @@ def test_cells_are_numbers_as_they_were():
 
 
 @pytest.mark.parametrize("column", ["user", "state"])
-@pytest.mark.parametrize("word", ["NA", "nan", " #N/A"])
+@pytest.mark.parametrize("word", ["NA", "nan", " #N/A", "?", "-", ". "])
 def test_words_for_missing_values_are_said_beside_names_and_refused_beside_numbers(tmp_path, column, word):
     beside_names = rows()
     for row in (4, 9):
         beside_names[column][row] = word
-    with pytest.warns(TfpflWarning, match=rf"column '{column}' has '{word}' in 2 rows, the first in row 5 \(.*taken"):
+    told = re.escape(f"column '{column}' has '{word}' in")
+    with pytest.warns(TfpflWarning, match=rf"{told} 2 rows, the first in row 5 \(.*taken"):
         Federation.from_table(write(tmp_path / "names.csv", beside_names), **WHO, out=tmp_path / "f")
     beside_numbers = rows() | {column: [i % 4 for i in range(24)]}
     beside_numbers[column][7] = word
-    with pytest.raises(InvalidArgument, match=rf"column '{column}' has '{word}' in 1 rows, the first in row 8 .*miss"):
+    with pytest.raises(InvalidArgument, match=rf"{told} 1 rows, the first in row 8 .*miss"):
         Federation.from_table(write(tmp_path / "numbers.csv", beside_numbers), **WHO, out=tmp_path / "g")
 
 

@@ -81,11 +81,13 @@ def _as_float32(column: np.ndarray) -> np.ndarray:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is empty: None, NaN, NaT, pandas' NA, or a text without characters."""
-    if isinstance(value, np.ndarray | list | tuple):  # several values: an array cannot be compared with ""
+    """Whether a value is empty: None, NaN, NaT, pandas' NA, or a text without characters other than spaces."""
+    if isinstance(value, np.ndarray | list | tuple):  # several values
         return False
+    if isinstance(value, str | bytes):
+        return not value.strip()
     try:
-        return value is None or value == "" or bool(value != value)
+        return value is None or bool(value != value)
     except TypeError:  # pandas' NA is neither equal nor unequal to itself
         return True
 

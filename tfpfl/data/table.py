@@ -38,7 +38,7 @@ NO_FEATURES = {
     "M": ("dates", "take the time since a day first, for example (column - column.min()) / np.timedelta64(1, 'D')"),
 }
 # How programs write a value that is missing, in lower case. "none" is not among them: it may be the name of a class.
-MISSING_WORDS = ("na", "n/a", "#n/a", "nan", "<na>", "null", "nat")
+MISSING_WORDS = ("na", "n/a", "#n/a", "nan", "<na>", "null", "nat", "?", "-", ".")
 # A label that is written so is a number; others are names, such as 01, which is not 1.
 LABEL_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -88,7 +88,7 @@ def table_clients(
         raise InvalidArgument(f"client, label and split must be different columns, found {', '.join(special)}")
     chosen = [name for name in columns if name not in special] if features is None else list(features)
     numbering = next((name for name in chosen if features is None and _are_row_numbers(name, columns[name])), None)
-    if numbering is not None and all(is_missing(value) or str(value).strip() == "" for value in columns[numbering]):
+    if numbering is not None and all(map(is_missing, columns[numbering])):
         raise InvalidArgument(
             f"column {numbering!r} has no values: remove it, such as the separators at the ends of lines, "
             "or name the features with features=[...] (--features at the command line)"
