@@ -169,3 +169,10 @@ def test_bytes_that_are_no_utf8_are_refused_and_not_merged(tmp_path):
             Federation.from_clients(two(given), out=tmp_path / "f")
     utf8 = [name.encode() for name in ("none", "café", "cafè")] * 4
     assert Federation.from_clients(two(utf8), out=tmp_path / "f").class_names == ["cafè", "café", "none"]
+
+
+@pytest.mark.parametrize("given", [list, lambda y: np.array(y, object), lambda y: [name.encode() for name in y]])
+def test_names_that_differ_in_a_nul_are_refused_and_not_merged(tmp_path, given):
+    assert np.array(["a", "a\0"])[0] == np.array(["a", "a\0"])[1]  # what NumPy makes of them
+    with pytest.raises(InvalidArgument, match=r"train labels: the text b?'a.x00' has the character NUL .* remove it"):
+        Federation.from_clients(two(given(["a", "a\0"] * 6)), out=tmp_path / "f")

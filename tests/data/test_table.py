@@ -204,6 +204,8 @@ def test_what_is_refused_is_named(tmp_path, changed, given, message):
         ("user,state,age\n1,x,1\n  ,y,2\n", "column 'user' has 1 missing values, the first in row 2"),
         ("user,state,age,age\na,x,1,1\n", "t.csv has two columns 'age': rename one of them"),
         ("user,state,age\na,1.0,1\nb,0.5,1\n", "'state' has the label 0.5 in row 2: a label is a whole number or a"),
+        ("user,state,age\na,x,1\na\0,y,2\n", r"column 'user': the text 'a.x00' has the character NUL \(.0\) in it"),
+        ("user,state,age\na,x,1\nb,x\0,2\n", r"column 'state': the text 'x.x00' has the character NUL \(.0\) in it"),
         ("user,state,age\n", "the table has no rows"),
         ("", "t.csv is empty: the first line must have the names of the columns"),
         ('user,state,age\n"a,x,1\n', "t.csv cannot be read as CSV in UTF-8"),

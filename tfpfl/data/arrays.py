@@ -19,17 +19,19 @@ def as_array(values: ArrayLike, what: str) -> np.ndarray:
     A list of texts and something else is an array of objects: NumPy would make the text 'nan' of NaN, and '1' of 1.
 
     Raises:
-        InvalidArgument: they are lists of different lengths, or values of a masked array are masked.
+        InvalidArgument: they are lists of different lengths, values of a masked array are masked, or a text has a NUL.
     """
     _check_mask(values, what)
     try:
         found = np.asarray(values)
-        if found.dtype.kind in "US" and not hasattr(values, "dtype"):
-            whole = np.asarray(values, object)
-            if not all(isinstance(value, str | bytes) for value in whole.flat):
-                return whole
+        texts = found.dtype.kind in "US" and not hasattr(values, "dtype")
+        whole = np.asarray(values, object) if texts else found
     except ValueError as error:
         raise InvalidArgument(f"{what} cannot be made an array: {error}") from error
+    if texts:
+        if not all(isinstance(value, str | bytes) for value in whole.flat):
+            return whole
+        without_nul(whole.flat, what)
     return found
 
 
@@ -41,6 +43,24 @@ def _check_mask(values: Any, what: str) -> None:
                 f"{what}: {number} values of a masked array are masked. Fill them in, for example with "
                 "np.ma.filled(array, 0), or leave these examples out"
             )
+
+
+def without_nul(texts: Iterable[Any], what: str) -> list[Any]:
+    """Texts or bytes, after the check that none has the character NUL; `what` names them in errors.
+
+    NumPy drops it at the end of a text, so that two names would become one.
+
+    Raises:
+        InvalidArgument: one has it.
+    """
+    found = list(texts)
+    for text in found:
+        if ("\0" if isinstance(text, str) else b"\0") in text:
+            raise InvalidArgument(
+                f"{what}: the text {cut(text)} has the character NUL (\\0) in it, which is lost at the end of a text, "
+                "so that two names could become one: remove it from the data"
+            )
+    return found
 
 
 def say_spaces(what: str, names: Iterable[str]) -> None:

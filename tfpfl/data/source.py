@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_numbers, check_type, unknown, warn_user
-from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole, say_spaces
+from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole, say_spaces, without_nul
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
@@ -221,7 +221,7 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
     if not len(y):
         return y.astype(np.int32)
     if y.dtype.kind == "S" or (y.dtype == object and all(isinstance(name, bytes) for name in y)):
-        y = np.array([as_text(name, f"{what} labels: number {i}") for i, name in enumerate(y)])
+        y = np.array([as_text(name, f"{what} labels: number {i}") for i, name in enumerate(y)], object)
     if y.dtype == object:
         bad = next((i for i, name in enumerate(y) if not isinstance(name, str)), None)
         if bad is not None:
@@ -230,7 +230,7 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
                 f"{plain(y[bad])!r} as number {bad}"
             )
     if y.dtype.kind in "OUT":
-        return y.astype(str)
+        return y if y.dtype.kind == "U" else np.array(without_nul(y, f"{what} labels"))
     if y.dtype.kind == "b":
         return np.where(y, "True", "False")
     if y.dtype.kind not in "iu":

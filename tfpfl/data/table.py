@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_listed, check_type, unknown, warn_user
-from tfpfl.data.arrays import EXACT, as_text, coarse, cut, is_missing, rounded_whole
+from tfpfl.data.arrays import EXACT, as_text, coarse, cut, is_missing, rounded_whole, without_nul
 from tfpfl.data.columns import (
     check_single,
     csv_columns,
@@ -180,7 +180,8 @@ def _client_names(name: str, values: np.ndarray) -> np.ndarray:
 
 
 def _texts(name: str, values: np.ndarray) -> np.ndarray:
-    return np.array([as_text(value, f"column {name!r}: row {i}") for i, value in enumerate(values, 1)])
+    texts = (as_text(value, f"column {name!r}: row {i}") for i, value in enumerate(values, 1))
+    return np.array(without_nul(texts, f"column {name!r}"))
 
 
 def _check_missing_words(name: str, values: np.ndarray, what: str) -> None:
@@ -345,9 +346,9 @@ def _labels(name: str, values: np.ndarray, from_text: bool) -> np.ndarray:
             except (ValueError, OverflowError):
                 continue
         else:
-            return np.array([str(value) for value in values])
+            return _texts(name, values)
         if not np.isfinite(numbers).all():  # such as 1e999
-            return np.array([str(value) for value in values])
+            return _texts(name, values)
         values = numbers
     if values.dtype.kind == "f":
         whole = (values == np.rint(values)) & (np.abs(values) < 2**53)
