@@ -124,6 +124,12 @@ def attending():
     return keras.Model(x, layers.Flatten(name="flat")(y))
 
 
+def of_one(kind):
+    x = keras.Input((4,), name="x")
+    y = layers.Dense(2, name="top")(layers.Dense(3)(x))
+    return keras.Model({"dict": {"x": x}, "tuple": (x,)}[kind], y)
+
+
 def padded():
     """Words with a mask, which reaches through Dropout to the recurrent layer and ends there."""
     words = [layers.Embedding(9, 3, mask_zero=True, name="words"), layers.Dropout(0.1, name="drop")]
@@ -151,6 +157,8 @@ def masked():
         (shared, "last", None),
         (shared, "same", "the model applies it more than once"),
         (shared, "between", "layer 'same' is used both below and above it"),
+        (lambda: of_one("dict"), "top", "takes an array, and this one takes a dict of one array: build it with keras"),
+        (lambda: of_one("tuple"), "top", "takes an array, and this one takes a tuple of one array: build it with"),
         (Mine, "hidden", "functional or a Sequential Keras model.*Mine computes in Python code"),
     ],
 )

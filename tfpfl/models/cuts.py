@@ -3,7 +3,7 @@
 A cut is possible where this tensor alone determines the output. So no connection may lead past it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -27,7 +27,7 @@ def cut(model: keras.Model, name: str) -> tuple[keras.Model, keras.Model]:
     The parts share the layers and the weights of the model.
 
     Args:
-        model: a functional or Sequential model with one input and one output.
+        model: a functional or Sequential model with one input, an array, and one output.
         name: the name of a layer; or what begins the names of several, as 'block_12' begins those of 'block_12_expand',
             'block_12_project', ...: then the first of them.
 
@@ -35,8 +35,8 @@ def cut(model: keras.Model, name: str) -> tuple[keras.Model, keras.Model]:
         (lower, upper): two models with upper(lower(x)) = model(x).
 
     Raises:
-        InvalidArgument: the model is subclassed, or has several inputs or outputs; there is no such layer; or the model
-            cannot be cut there. The message names the nearest layers where it can be.
+        InvalidArgument: the model is subclassed, has several inputs or outputs, or takes a dict or a tuple; there is no
+            such layer; or the model cannot be cut there. The message names the nearest layers where it can be.
     """
     check_type("train_from", name, str, "the name of a layer")
     graph, nodes = _graph(model)
@@ -78,6 +78,12 @@ def _graph(model: keras.Model) -> tuple[keras.Model, list[Node]]:
             raise InvalidArgument(
                 f"train_from needs a model with one input and one output, found {len(tensors)} {what}"
             )
+    if isinstance(model.input, Mapping | tuple):
+        raise InvalidArgument(
+            f"train_from needs a model that takes an array, and this one takes a {type(model.input).__name__} of one "
+            "array: build it with keras.Model(x, outputs), where x is its keras.Input, and give the examples as "
+            "arrays, too; or leave train_from out"
+        )
     by_depth: dict[int, list[Any]] = model._nodes_by_depth
     nodes = [_node(node) for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
     return model, nodes
