@@ -132,7 +132,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(made, digits, tmp_pat
     assert not stopped.exists() and (tmp_path / "digits.training" / "best.keras").exists()
     with pytest.raises(InvalidArgument, match="was begun with other settings"):
         pretrain(digits[0], stopped, Settings("mlp200", 3, 16), stop)
-    with pytest.raises(InvalidArgument, match="was begun with other source"):
+    with pytest.raises(InvalidArgument, match="was begun with other data"):
         pretrain(digits[1], stopped, SETTINGS, stop)
     again = pretrain(digits[0], stopped, SETTINGS)
     assert again["epochs"] == record["epochs"] and again["test_accuracy"] == record["test_accuracy"]
@@ -140,6 +140,31 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(made, digits, tmp_pat
         assert np.array_equal(a, b)
     other = pretrain(digits[0], tmp_path / "other.keras", Settings("mlp200", 1, 32, 3e-3, seed=1))
     assert other["epochs"][0] != record["epochs"][0]
+
+
+@pytest.mark.slow
+def test_other_data_of_the_same_name_and_size_do_not_go_on(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (80, 4)).astype(np.uint8), np.arange(80) % 4
+    source, out = Source.from_arrays(x, y, name="mine"), tmp_path / "b.keras"
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(source, out, Settings("mlp200", 2), stop)
+    for other in (Source.from_arrays(255 - x, y, name="mine"), source._replace(scale=1 / 16)):
+        with pytest.raises(InvalidArgument, match="b.training was begun with other data. Give those again"):
+            pretrain(other, out, Settings("mlp200", 2))
+    record = tmp_path / "b.training" / "record.json"
+    whole = record.read_text()
+    old = json.loads(whole)
+    del old["source"]["sha256"], old["source"]["scale"], old["source"]["shift"]
+    record.write_text(json.dumps(old))
+    with pytest.raises(InvalidArgument, match="begun by an older version of tfpfl, .* of which examples.*delete"):
+        pretrain(source, out, Settings("mlp200", 2))
+    record.write_text(whole)
+    assert len(pretrain(Source.from_arrays(x.copy(), y, name="mine"), out, Settings("mlp200", 2))["epochs"]) == 2
 
 
 @pytest.mark.slow

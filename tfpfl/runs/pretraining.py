@@ -318,8 +318,21 @@ def _described(source: Source) -> dict:
         "options": dict(source.options),
         "class_names": list(source.class_names),
         "examples": len(source.y_train),
+        "scale": float(source.scale),
+        "shift": float(source.shift),
+        "sha256": _hash(source),
         "licence": PEOPLE[source.name].licence if source.name in PEOPLE else None,  # others: `tfpfl cite NAME`
     }
+
+
+def _hash(source: Source) -> str:
+    """One sha256 of all arrays that a training uses."""
+    digest = hashlib.sha256()
+    for array in (source.x_train, source.y_train, source.x_test, source.y_test, source.group_train):
+        if array is not None:
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    return digest.hexdigest()
 
 
 def _begun(folder: Path, about: dict) -> dict:
@@ -333,6 +346,11 @@ def _begun(folder: Path, about: dict) -> dict:
         raise InvalidArgument(f"{folder / RECORD} is damaged: {error}. Delete {folder} to begin anew") from error
     if not isinstance(found, dict) or not {*about, "epochs"} <= {*found}:
         raise InvalidArgument(f"{folder / RECORD} is no record of a training. Delete {folder} to begin anew")
+    if isinstance(found["source"], dict) and "sha256" not in found["source"]:
+        raise InvalidArgument(
+            f"{folder} was begun by an older version of tfpfl, which did not write down of which examples. They could "
+            "be others now, so this training does not go on: delete the folder, or take another name"
+        )
     changed = [name for name in about if found[name] != about[name]]
     # more epochs than before go on
     if changed == ["settings"] and found["settings"] | {"epochs": 0} == about["settings"] | {"epochs": 0}:
@@ -343,7 +361,8 @@ def _begun(folder: Path, about: dict) -> dict:
             )
         return found | {"settings": about["settings"]}
     if changed:
+        other = " and ".join("data" if name == "source" else name for name in changed)
         raise InvalidArgument(
-            f"{folder} was begun with other {' and '.join(changed)}. Give those again, take another name, or delete it"
+            f"{folder} was begun with other {other}. Give those again, take another name, or delete it"
         )
     return found
