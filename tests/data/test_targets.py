@@ -125,6 +125,16 @@ def test_a_target_that_is_none_is_refused_with_client_and_example(tmp_path, sort
     assert not (tmp_path / "f").exists()
 
 
+@pytest.mark.parametrize("sort, wrong", [("real", np.nan), ("real", 1e39), ("count", -1), ("binary", 2)])
+def test_a_target_of_a_source_made_by_hand_is_checked_too(tmp_path, sort, wrong):
+    y = np.ones((12, 2))
+    y[7, 1] = wrong
+    source = Source("mine", "1", X, y, X[:4], y[:4], ["a", "b"], targets=sort)
+    with pytest.raises(InvalidArgument, match=r"client \d: targets must be .*: 1 is not, the first is number \d"):
+        Federation.build(source, "iid", clients=2, out=tmp_path / "f")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "y, message",
     [

@@ -27,6 +27,7 @@ from tfpfl.data.manifest import (
 )
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source
+from tfpfl.data.targets import check_values
 
 
 def absent(out: str | os.PathLike) -> Path:
@@ -143,9 +144,9 @@ def write_federation(
         `out`.
 
     Raises:
-        InvalidArgument: a label is outside [0, C), an example is not finite, an entry of the manifest could not be
-            read again, or the rows use an example that does not exist, or one example twice for training, or for
-            training and for test.
+        InvalidArgument: a label is outside [0, C), an example is not finite, a target is no number of its sort, an
+            entry of the manifest could not be read again, or the rows use an example that does not exist, or one
+            example twice for training, or for training and for test.
         FederationError: another process has made `out` meanwhile.
     """
     _check_arguments(manifest)
@@ -176,7 +177,11 @@ def write_federation(
         contents |= {"labels.raw": [labels.astype("<i4")], "labels_local.raw": [local.astype("<i4")]}
     else:
         num_classes = np.full(len(rows), targets["width"])
-        contents["targets.raw"] = [y[order].astype("<f4")]
+        with np.errstate(over="ignore"):  # the check says it
+            values = y[order].astype("<f4")
+        for i, own in enumerate(np.split(values, np.cumsum(counts.sum(1))[:-1])):  # `Source(...)` itself checks nothing
+            check_values(own, targets["sort"], f"client {i}:")
+        contents["targets.raw"] = [values]
     start = np.cumsum(counts.sum(1)) - counts.sum(1)
     contents["index.raw"] = [np.column_stack([start, counts, num_classes]).astype("<i8")]
     out.parent.mkdir(parents=True, exist_ok=True)
