@@ -235,6 +235,41 @@ def test_tokens_that_are_not_looked_up_as_they_are_may_be_larger_than_the_table(
     check_inputs(model, federation)
 
 
+class WordsAndPlaces(keras.layers.Layer):
+    """A layer with two Embeddings, of which only the one of the words, or both, are of the input."""
+
+    def __init__(self, both):
+        super().__init__()
+        self.words, self.others = keras.layers.Embedding(WORDS, 3), keras.layers.Embedding(7, 3)
+        self.both = both
+
+    def call(self, x):
+        x = tf.cast(x, tf.int32)
+        return tf.reduce_sum(self.words(x), 1) + tf.reduce_sum(self.others(x if self.both else tf.range(7)), -2)
+
+
+def by_columns():
+    """Each column of the input has an Embedding of its own."""
+    inputs = keras.Input((LENGTH,))
+    found = [keras.layers.Embedding(7 + i, 3)(inputs[:, i]) for i in range(LENGTH)]
+    return keras.Model(inputs, keras.layers.Concatenate()(found))
+
+
+def test_of_several_embeddings_those_count_that_read_the_input(federation):
+    one, both = (
+        tfpfl.SplitModel(keras.Sequential([keras.Input((LENGTH,)), WordsAndPlaces(both)])) for both in (False, True)
+    )
+    assert (one.reads, one.vocabulary, both.vocabulary) == ("whole", WORDS, 7)
+    check_inputs(one, federation)
+    with pytest.raises(InvalidArgument, match="from 0 to 39, but the backbone's Embedding has rows 0 to 6: give it"):
+        check_inputs(both, federation)
+
+
+def test_columns_with_embeddings_of_their_own_have_no_common_limit():
+    model = tfpfl.SplitModel(by_columns())
+    assert (model.reads, model.vocabulary) == ("whole", None)
+
+
 def test_a_part_that_is_looked_up_must_not_be_scaled_either(tmp_path, federation):
     network = in_part()
     scaled = tfpfl.Federation.from_clients(clients(np.uint8), out=tmp_path / "f")

@@ -15,6 +15,7 @@ _PASS = frozenset(
     ("Identity", "Reshape", "StridedSlice", "Slice", "Squeeze", "ExpandDims", "Transpose", "Split", "SplitV", "Unpack")
     + ("Pack", "ConcatV2", "EnsureShape", "StopGradient", "Snapshot", "Tile", "BroadcastTo")
 )
+_TAKES_PARTS = frozenset(("StridedSlice", "Slice", "Split", "SplitV", "Unpack"))
 # Operations for which it makes no difference whether a whole number is an integer or a float.
 _EITHER = frozenset(("Shape", "ShapeN", "Size", "Rank", "NotEqual", "Equal", "ZerosLike", "OnesLike"))
 _DRAWS = ("Random", "TruncatedNormal", "Multinomial", "StatefulUniform", "StatefulStandardNormal", "RngReadAndSkip")
@@ -32,7 +33,7 @@ class Traced(NamedTuple):
 
     activation_bytes: int  # the size of all floating-point numbers of a forward pass of one example
     reads: list[str]  # of each array: 'numbers'; 'whole': it is only cast to integers; 'mixed': a part of it is
-    tables: list[set[int]]  # of each array: the numbers of rows of the tables whose rows it names, as it is
+    tables: list[set[int]]  # of each array: the numbers of rows of the tables whose rows it all names, as it is
     convolves: bool  # whether it has convolutions, and no loop, such as over the words of a text
     ending: str | None  # 'softmax', 'log-softmax' or 'sigmoid' if the last operation is one of these
 
@@ -108,15 +109,14 @@ def _check_draws(graph: Any) -> None:
 
 
 def vocabulary(layers: list[Any], traced: Traced) -> list[int | None]:
-    """For each array that a model of these layers takes: how many rows its Embedding has.
+    """For each array that a model of these layers takes: how many rows its Embedding has, the fewest if it has several.
 
-    None for numbers, for whole numbers that are not looked up as they are, such as those that a layer hashes first, and
-    where a model has several Embeddings, or several arrays of whole numbers.
+    None for numbers, and for whole numbers that are not all looked up as they are, such as those that a layer hashes
+    first, or of which each column has an Embedding of its own.
     """
-    tables = [layer for layer in layers if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
-    rows = int(tables[0].input_dim) if traced.reads.count("whole") == 1 and len(tables) == 1 else None
+    rows = {int(layer.input_dim) for layer in layers if "Embedding" in {c.__name__ for c in type(layer).__mro__}}
     return [
-        rows if reads == "whole" and rows in looked_up else None
+        min(rows & looked_up, default=None) if reads == "whole" else None
         for reads, looked_up in zip(traced.reads, traced.tables, strict=True)
     ]
 
@@ -139,13 +139,15 @@ def _reads(x: Any) -> str:
 
 
 def _tables(x: Any) -> set[int]:
-    """Of every table in which the input x of a graph is looked up, only cast or in another shape: its rows."""
+    """Of every table in which all of the input x of a graph is looked up, only cast or in another shape: its rows."""
     found, left, seen = set(), [x], {x.name}
     while left:
         tensor = left.pop()
         for op in tensor.consumers():
             if op.type in ("GatherV2", "ResourceGather") and op.inputs[1].name == tensor.name:
                 found.add(op.inputs[0].shape[0])
+            elif op.type in _TAKES_PARTS and op.outputs[0].shape.num_elements() != tensor.shape.num_elements():
+                continue
             # Keras 3 looks up where(i < 0, i + rows, i)
             elif op.type in _PASS or op.type == "Cast" or (op.type == "SelectV2" and op.inputs[2].name == tensor.name):
                 left += [t for t in op.outputs if t.name not in seen]

@@ -73,8 +73,8 @@ class SplitModel(Normalized):
         initial_head: the head that `with_initial_head` was given, as arrays; else None.
         reads: what the backbone takes: 'numbers'; 'whole' if the whole input is cast to integers, as before an
             Embedding; 'mixed' if only a part of it is. Integers are given to a backbone that takes whole numbers.
-        vocabulary: the rows of the Embedding, if the backbone has exactly one and looks whole numbers up in it as they
-            are; else None.
+        vocabulary: the rows of the Embedding in which the backbone looks whole numbers up as they are, the fewest if
+            there are several; else None.
 
     If an example is several arrays, input_shape, reads and vocabulary are dicts or tuples with a value for each.
 
