@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from tflite_export import DeviceClient, ExportError, export, simulate_round
+from tflite_export.convert.personal import personal_model
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.clients import Clients
@@ -159,6 +160,15 @@ def test_a_network_that_draws_takes_part_in_no_rounds_and_is_exported_without(fe
     assert bundle.manifest["training"]["rounds"] is False
     client = DeviceClient(bundle, interpreter=tf.lite.Interpreter)
     assert client.personalize(x, y, held_out=None).loss > 0
+
+
+def test_a_run_without_rounds_on_devices_keeps_its_own_settings(federation, tmp_path):
+    mine = {"tau": 4, "beta": 0.05, "rho": 0.02, "safeguard": False}
+    hyper = {**SGD, **mine}
+    with opened(federation, tmp_path / "run", on_broken="reject", clip_norm=0.5, hyperparameters=hyper, rounds=1) as run:
+        run.train()
+        personal = personal_model(run, 1)
+    assert personal.training == {**mine, "head_rate": None} and personal.rounds is False
 
 
 def test_a_rate_that_features_decide_is_refused(federation, tmp_path):

@@ -124,7 +124,7 @@ def _of_run(run, client, rounds) -> Personal:
         model=model,
         weights=weights,
         rounds=rounds,
-        training=TRAINING if isinstance(training, str) else training,
+        training=_without_rounds(run.config) if isinstance(training, str) else training,
         about={
             "algorithm": run.config.algorithm,
             "client": client,
@@ -230,6 +230,13 @@ def device_training(config, population, client: int, model) -> dict | str:
     scale = population.num_clients / population.clients_per_round
     training = {name: hyper[name] for name in ("tau", "beta", "rho", "safeguard")}
     return {**training, "head_rate": hyper["beta"] if hyper["head_rate"] == "beta" else hyper["rho"] * scale * c}
+
+
+def _without_rounds(config) -> dict:
+    """The settings with which a device fits its head that takes part in no rounds: those of PFLEGO are its own."""
+    if config.algorithm != "pflego":
+        return TRAINING
+    return {name: config.hyperparameters[name] for name in ("tau", "beta", "rho", "safeguard")} | {"head_rate": None}
 
 
 def _given(

@@ -240,7 +240,7 @@ class DeviceClient:
             x: examples, float32 [N, ...], preprocessed as the manifest says.
             y: labels, int [N] in [0, K).
             steps: number of gradient steps; default: tau - 1.
-            beta: learning rate; default: the run's.
+            beta: learning rate; default: the run's. (Of other methods than PFLEGO tau is 50 and beta 0.007.)
             held_out: the examples on which the new head must be better than the old one to be kept: a better score
                 (for classes a higher accuracy), or the same and a lower loss. Give (x, y), or the part of the examples
                 to set aside, in (0, 1). None: compare on the training examples.
