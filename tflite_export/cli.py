@@ -78,7 +78,7 @@ def main():
     "--rounds/--no-rounds",
     default=None,
     help="Whether the program can take part in rounds, which needs the gradient of the backbone. Default: yes if the "
-    "run's method is PFLEGO.",
+    "run is PFLEGO and a device can compute its rounds.",
 )
 @click.option(
     "--inference/--no-inference",

@@ -10,7 +10,7 @@ from helpers.marks import slow_but
 from tflite_export import DeviceClient, ExportError, export, simulate_round
 from tflite_export.convert.personal import personal_model
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.live.clients import Clients
 from tfpfl.live.rules import Rules
 from tfpfl.models import SplitModel, build_network
@@ -155,7 +155,8 @@ def test_a_network_that_draws_takes_part_in_no_rounds_and_is_exported_without(fe
         run.train()
         with pytest.raises(ExportError, match="cannot go on with rounds on a device: its network has layers that draw"):
             export(run, 1, tmp_path / "b", rounds=True)
-        bundle = export(run, 1, tmp_path / "b", inference=False)
+        with pytest.warns(TfpflWarning, match="exported without rounds on a device: its network has layers that draw"):
+            bundle = export(run, 1, tmp_path / "b", inference=False)
         x, y = run.federation.arrays(1, "train")
     assert bundle.manifest["training"]["rounds"] is False
     client = DeviceClient(bundle, interpreter=tf.lite.Interpreter)
@@ -167,7 +168,8 @@ def test_a_run_without_rounds_on_devices_keeps_its_own_settings(federation, tmp_
     hyper = {**SGD, **mine}
     with opened(federation, tmp_path / "run", on_broken="reject", clip_norm=0.5, hyperparameters=hyper, rounds=1) as run:
         run.train()
-        personal = personal_model(run, 1)
+        with pytest.warns(TfpflWarning, match="exported without rounds on a device: what its clients send is clipped"):
+            personal = personal_model(run, 1)
     assert personal.training == {**mine, "head_rate": None} and personal.rounds is False
 
 

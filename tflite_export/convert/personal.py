@@ -10,7 +10,7 @@ from tflite_export.convert.program import flatten
 from tflite_export.convert.several import Packed, of_one_array, packed_examples
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.manifest import check_entry
-from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.checks import InvalidArgument, one_line, warn_user
 from tfpfl.data import find_client
 from tfpfl.data.layout import is_several
 from tfpfl.models.trunk import Trunk
@@ -66,7 +66,7 @@ def personal_model(source, client: int | str | None, rounds: bool | None = None,
     Args:
         source: a run folder, an open `tfpfl.runs.run.Run`, or (SplitModel, theta, head).
         client: its number or its name, as in `tfpfl.data.find_client`; for a run.
-        rounds: whether the bundle shall take part in rounds; None: where the run's algorithm does so on a device.
+        rounds: whether the bundle shall take part in rounds; None: if a device can, with a warning where PFLEGO cannot.
         **given: for (SplitModel, theta, head): `training`, `labels`, `train`, `test`, `preprocessing`, `dataset`.
 
     Raises:
@@ -111,7 +111,10 @@ def _of_run(run, client, rounds) -> Personal:
     training = device_training(run.config, population, client, run.model)
     if rounds and isinstance(training, str):
         raise ExportError(f"{run.folder} cannot go on with rounds on a device: {training}")
-    rounds = not isinstance(training, str) if rounds is None else rounds
+    if rounds is None:
+        rounds = not isinstance(training, str)
+        if not rounds and run.config.algorithm == "pflego":
+            warn_user(f"this client is exported without rounds on a device: {training}")
 
     weights = ClientModels(run).weights(client)
     train, test = (run.examples.arrays(client, split, population.labels) for split in ("train", "test"))
