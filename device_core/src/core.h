@@ -73,6 +73,8 @@ void json_free(struct json *json);
 uint32_t json_member(const struct json *json, uint32_t object, const char *name); /* 0: there is none */
 uint32_t json_first(const struct json *json, uint32_t node);                       /* items that count */
 uint32_t json_next(const struct json *json, uint32_t node);
+/* The first text of a list of texts that comes again; 0: all differ. */
+int json_repeated(const struct json *json, uint32_t list, uint32_t *first, char *error);
 /* The text of a node, without zeros, cut to fit. */
 void json_copy_text(const struct json *json, uint32_t node, char *to, size_t room);
 bool json_is_text(const struct json *json, uint32_t node, const char *text);

@@ -44,17 +44,6 @@ void tfpfl_head_free(tfpfl_head *head) {
     memset(head, 0, sizeof *head);
 }
 
-struct name {
-    const char *text;
-    size_t bytes;
-};
-
-static int by_name(const void *a, const void *b) {
-    const struct name *x = a, *y = b;
-    int order = memcmp(x->text, y->text, x->bytes < y->bytes ? x->bytes : y->bytes);
-    return order != 0 ? order : (x->bytes > y->bytes) - (x->bytes < y->bytes);
-}
-
 /* Whether a text is a JSON list of k different texts, none of them empty. */
 static bool are_names(const char *names, size_t bytes, uint64_t k) {
     char error[TFPFL_ERROR_ROOM], *copy = take(bytes, 1);
@@ -63,17 +52,10 @@ static bool are_names(const char *names, size_t bytes, uint64_t k) {
     memcpy(copy, names, bytes);
     if (json_read(&json, copy, bytes, error) != 0) return false;
     bool found = json.nodes[1].kind == JSON_LIST && json.nodes[1].count == k && k > 0;
-    struct name *sorted = found ? take((size_t)k, sizeof *sorted) : NULL;
-    size_t n = 0;
-    found = sorted != NULL;
-    for (uint32_t i = json_first(&json, 1); found && i != 0; i = json_next(&json, i)) {
-        const struct json_node *node = &json.nodes[i];
-        found = node->kind == JSON_TEXT && node->bytes > 0;
-        sorted[n++] = (struct name){json.texts + node->text, node->bytes};
-    }
-    if (found) qsort(sorted, n, sizeof *sorted, by_name);
-    for (size_t i = 1; found && i < n; i++) found = by_name(sorted + i - 1, sorted + i) != 0;
-    free(sorted);
+    uint32_t again;
+    for (uint32_t i = json_first(&json, 1); found && i != 0; i = json_next(&json, i))
+        found = json.nodes[i].kind == JSON_TEXT && json.nodes[i].bytes > 0;
+    found = found && json_repeated(&json, 1, &again, error) == 0 && again == 0;
     json_free(&json);
     return found;
 }

@@ -362,6 +362,33 @@ bool json_is_text(const struct json *json, uint32_t node, const char *text) {
            memcmp(json->texts + n->text, text, n->bytes) == 0;
 }
 
+struct item {
+    const char *text;
+    uint32_t bytes, node;
+};
+
+static int by_text(const void *a, const void *b) {
+    const struct item *x = a, *y = b;
+    int order = memcmp(x->text, y->text, x->bytes < y->bytes ? x->bytes : y->bytes);
+    return order != 0 ? order : (x->bytes > y->bytes) - (x->bytes < y->bytes);
+}
+
+int json_repeated(const struct json *json, uint32_t list, uint32_t *first, char *error) {
+    struct item *items = take(json->nodes[list].count, sizeof *items);
+    size_t n = 0;
+    *first = 0;
+    if (items == NULL) return no_memory(error);
+    for (uint32_t i = json_first(json, list); i != 0; i = json_next(json, i))
+        items[n++] = (struct item){json->texts + json->nodes[i].text, json->nodes[i].bytes, i};
+    qsort(items, n, sizeof *items, by_text);
+    for (size_t i = 1; i < n; i++) {
+        uint32_t earlier = items[i - 1].node < items[i].node ? items[i - 1].node : items[i].node;
+        if (by_text(items + i - 1, items + i) == 0 && (*first == 0 || earlier < *first)) *first = earlier;
+    }
+    free(items);
+    return 0;
+}
+
 /* One character of a text of ours, and how many bytes it takes. */
 static uint32_t character(const char *text, size_t *bytes) {
     const unsigned char *s = (const unsigned char *)text;

@@ -60,6 +60,11 @@ static bool is_line(const char *text, size_t bytes) {  /* .{1,80} */
     return characters >= 1 && characters <= 80;
 }
 
+static bool is_something(const char *text, size_t bytes) {  /* (?s:.+) */
+    (void)text;
+    return bytes > 0;
+}
+
 static bool is_hash(const char *text, size_t bytes) {  /* [0-9a-f]{64} */
     for (size_t i = 0; i < bytes; i++)
         if (!digit(text[i]) && !(text[i] >= 'a' && text[i] <= 'f')) return false;
@@ -122,7 +127,8 @@ static const struct rule tensors = {NAMED, "an object", .of = &tensor, .matches 
 static const struct rule shape = {LIST, "a list of 1 or more", .of = &count, .least = 1};
 static const struct rule weight_shape = {LIST, "a list of 0 or more", .of = &count};
 static const struct rule texts = {LIST, "a list of 0 or more", .of = &text};
-static const struct rule some_texts = {LIST, "a list of 1 or more", .of = &text, .least = 1};
+static const struct rule class_name = {TEXT, "a text of one or more characters", .matches = is_something};
+static const struct rule class_names = {LIST, "a list of 1 or more", .of = &class_name, .least = 1};
 static const struct rule ids = {LIST, "a list of 1 or more", .of = &id, .least = 1};
 static const struct rule objects = {LIST, "a list of 0 or more", .of = &object};
 static const struct rule named_texts = {NAMED, "an object", .of = &text, .matches = is_line};
@@ -153,7 +159,7 @@ static const struct rule training = OBJECT_OF(training_entries);
 static const struct entry preprocessing_entries[] = {
     {"scale", &any_number, true}, {"shift", &any_number, true}, {"stored_dtype", &text, true}, {NULL}};
 static const struct rule preprocessing = OBJECT_OF(preprocessing_entries);
-static const struct entry label_entries[] = {{"names", &some_texts}, {"class_ids", &ids}, {NULL}};
+static const struct entry label_entries[] = {{"names", &class_names}, {"class_ids", &ids}, {NULL}};
 static const struct rule labels = OBJECT_OF(label_entries);
 static const struct entry signature_entries[] = {{"inputs", &tensors}, {"outputs", &tensors}, {NULL}};
 static const struct rule signature = OBJECT_OF(signature_entries);
@@ -367,11 +373,18 @@ static int check_sizes(const struct json *json, char *error) {
     if (status == 0) status = check_size(json, "head.bin", HEAD_HEADER + 4 * ((m + 1) * k), error);
     if (status == 0) status = check_weights(json, json_member(json, model, "theta"), p, error);
     if (status) return status;
-    uint32_t names = json->nodes[json_member(json, label, "names")].count;
+    uint32_t list = json_member(json, label, "names"), names = json->nodes[list].count, again;
     uint32_t class_ids = json->nodes[json_member(json, label, "class_ids")].count;
     if (names != k || class_ids > k)  /* a head that clients share may be wider than this client's classes */
         return fail(error, TFPFL_BUNDLE_ERROR, "labels has %" PRIu32 " names and %" PRIu32 " class_ids for %" PRIu64
                     " classes", names, class_ids, k);
+    status = json_repeated(json, list, &again, error);
+    if (status) return status;
+    if (again != 0) {
+        char found[LONGEST_REPR];
+        json_repr(json, again, false, found);
+        return fail(error, TFPFL_BUNDLE_ERROR, "labels.names must differ, found %s twice", found);
+    }
     uint32_t several = json_member(json, model, "inputs");
     if (several != 0) status = check_inputs(json, several, json_member(json, model, "example_shape"), error);
     if (status) return status;

@@ -16,6 +16,7 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.truth import examples, random_head, relative, relative_l2, varied
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify
+from tflite_export.convert import personal
 from tflite_export.convert.texts import texts
 from tflite_export.device import layout
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
@@ -182,6 +183,12 @@ def test_an_unknown_client_is_refused(run_folder, tmp_path, client):
     with pytest.raises(ExportError, match=said):
         export(run_folder, client, tmp_path / "b")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_class_without_a_name_is_refused(run_folder, monkeypatch):
+    monkeypatch.setattr(personal, "class_names", lambda *_: ["a", "b", ""])
+    with pytest.raises(ExportError, match="class 2 has an empty name"):
+        personal.personal_model(run_folder, 4)
 
 
 @pytest.mark.slow

@@ -60,6 +60,8 @@ WRONG_ENTRIES = [
     (("training", "tau"), 0, "training.tau must be an integer from 1 to .*, found 0"),
     (("training", "safeguard"), 1, "training.safeguard must be true or false, found 1"),
     (("labels", "names"), ["a"], "labels has 1 names and 3 class_ids for 3 classes"),
+    (("labels", "names"), ["a", "", "b"], r"labels.names\[1\] must be a text of one or more characters, found ''"),
+    (("labels", "names"), ["a", "b", "b"], "labels.names must differ, found 'b' twice"),
     (("signatures",), {"f": {"inputs": {"x": "object"}, "outputs": {}}}, "signatures.f.inputs.x must be a dtype and a"),
     (("files", "../x"), {"bytes": 1, "sha256": "0" * 64}, "a name in files must be a plain name, found '../x'"),
     (("files", "check.npz", "bytes"), -1, "files.check.npz.bytes must be an integer from 0 to"),

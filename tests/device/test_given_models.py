@@ -27,6 +27,7 @@ SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # 
         ({"preprocessing": {"scale": 1 / 255, "shift": 0.0}}, "preprocessing has scale, but not stored_dtype"),
         ({"preprocessing": {"mean": np.zeros(3)}}, "preprocessing cannot be written to the manifest"),
         ({"labels": ["a", "b", "a"]}, "two labels are 'a'"),
+        ({"labels": ["a", "", "b"]}, "class 1 has an empty name, and a device knows classes by their names"),
         ({"train": (X[:, :5], Y)}, r"train: the examples must be numbers \['N', 8\], found float32 \[20, 5\]"),
         ({"test": (np.where(X > 0.9, np.nan, X), Y)}, "test: an example holds NaN"),
         ({"test": (X, Y[:3])}, "test: there are 20 examples and 3 labels"),

@@ -13,7 +13,7 @@ import tensorflow as tf
 from helpers.phone_bundles import small_bundle
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.files import NotOnDisk, write_whole
-from tflite_export.device.head_file import load_head
+from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head
 
 
 def test_two_threads_write_one_file(tmp_path, monkeypatch):
@@ -30,6 +30,14 @@ def test_two_threads_write_one_file(tmp_path, monkeypatch):
         list(pool.map(lambda content: write_whole(tmp_path / "head.bin", content), contents))
     assert (tmp_path / "head.bin").read_bytes() in contents
     assert os.listdir(tmp_path) == ["head.bin"]
+
+
+@pytest.mark.parametrize("names", [("a", ""), ("a", "a"), ("a", "\ud800")])
+def test_a_head_that_no_client_could_open_is_not_written(tmp_path, names):
+    head = SavedHead(np.zeros((3, 2), np.float32), np.zeros(2, np.float32), "0" * 64, names)
+    with pytest.raises(HeadError, match="name"):
+        save_head(tmp_path / "head.bin", head)
+    assert not list(tmp_path.iterdir())
 
 
 def failing(kind, number):

@@ -9,6 +9,7 @@ import numpy as np
 from tflite_export.convert.program import flatten
 from tflite_export.convert.several import Packed, of_one_array, packed_examples
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.head_file import repeated
 from tflite_export.device.manifest import check_entry
 from tfpfl.checks import InvalidArgument, one_line, warn_user
 from tfpfl.data import find_client
@@ -144,7 +145,7 @@ def _of_run(run, client, rounds) -> Personal:
         },
         preprocessing=preprocessing_of(run.federation),
         antialias=bool(run.federation.manifest["source"].get("options", {}).get("antialias", False)),
-        labels=class_names(run, client, weights.head.bias.shape[0]),
+        labels=_told_apart(class_names(run, client, weights.head.bias.shape[0])),
         class_ids=class_ids,
         train=packed_examples(model, train),
         test=packed_examples(model, test),
@@ -277,8 +278,6 @@ def _given(
     labels = [str(i) for i in range(k)] if labels is None else [one_line(name) for name in labels]
     if len(labels) != k:
         raise ExportError(f"the head has {k} outputs, but there are {len(labels)} labels")
-    if twice := [name for i, name in enumerate(labels) if name in labels[:i]]:
-        raise ExportError(f"two labels are {twice[0]!r}, and a device knows classes by their names: name them apart")
     of_classes = k if model.kind.label.is_classes else None
     train, test = (_examples(n, given, trunk or model, of_classes) for n, given in (("train", train), ("test", test)))
     return Personal(
@@ -289,13 +288,24 @@ def _given(
         about={"algorithm": None, "client": None} | ({} if dataset is None else {"dataset": one_line(dataset)}),
         preprocessing=preprocessing,
         antialias=False,
-        labels=labels,
+        labels=_told_apart(labels),
         class_ids=list(range(k)),
         train=packed_examples(model, _of_trunk(trunk, train)),
         test=packed_examples(model, _of_trunk(trunk, test)),
         trunk=trunk,
         raws=None if trunk is None else {n: s and s[0] for n, s in (("train", train), ("test", test))},
     )
+
+
+def _told_apart(labels: list[str]) -> list[str]:
+    """The names of a head's classes, by which a device tells them apart."""
+    if "" in labels:
+        raise ExportError(
+            f"class {labels.index('')} has an empty name, and a device knows classes by their names: give it one"
+        )
+    if (twice := repeated(labels)) is not None:
+        raise ExportError(f"two labels are {twice!r}, and a device knows classes by their names: name them apart")
+    return labels
 
 
 def _entries(training: dict, preprocessing: dict) -> list[dict]:

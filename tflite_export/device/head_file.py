@@ -23,6 +23,7 @@ import re
 import struct
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +56,12 @@ def theta_sha256(theta: np.ndarray) -> str:
 
 
 def head_bytes(head: SavedHead) -> bytes:
-    """The bytes of the file that holds a head."""
+    """The bytes of the file that holds a head.
+
+    Raises:
+        HeadError: as `check_names`: no client could read the file.
+    """
+    check_names(head)
     m, k = head.kernel.shape
     numbers = np.ascontiguousarray(head.kernel, "<f4").tobytes() + np.ascontiguousarray(head.bias, "<f4").tobytes()
     magic = _MAGIC
@@ -96,9 +102,14 @@ def _wrong_names(names: Any, k: int) -> str | None:
     for name in names:
         if not (isinstance(name, str) and name):
             return f"the name of a class must be a text, found {name!r}"
-    if twice := [name for name, number in Counter(names).items() if number > 1]:
-        return f"the names of classes must differ, and {twice[0]!r} is there twice"
+    if (twice := repeated(names)) is not None:
+        return f"the names of classes must differ, and {twice!r} is there twice"
     return None
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """The first of these names that is there more than once; None: all differ."""
+    return next((name for name, number in Counter(names).items() if number > 1), None)
 
 
 def save_head(path: str | os.PathLike, head: SavedHead) -> None:

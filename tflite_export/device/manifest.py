@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tflite_export.device.arrays import check_sizes
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.head_file import repeated
 from tflite_export.device.kinds import PATTERN
 from tflite_export.device.layout import HEAD, THETA
 
@@ -89,7 +90,7 @@ RULES = {
         "rounds": bool,
     },
     "preprocessing": {"scale": Optional(Number()), "shift": Optional(Number()), "stored_dtype": Optional(Text())},
-    "labels": {"names": Several(Text(), least=1), "class_ids": Several(ID, least=1)},
+    "labels": {"names": Several(Text("(?s:.+)", "a text of one or more characters"), least=1), "class_ids": Several(ID, least=1)},
     "signatures": Several({"inputs": _TENSORS, "outputs": _TENSORS}, named="[A-Za-z0-9_]{1,40}"),
     "files": Several(
         {
@@ -137,6 +138,8 @@ def check_manifest(manifest: dict) -> None:
     names, ids = manifest["labels"]["names"], manifest["labels"]["class_ids"]
     if len(names) != k or len(ids) > k:  # a head that clients share may be wider than this client's classes
         raise InvalidInput(f"labels has {len(names)} names and {len(ids)} class_ids for {k} classes")
+    if (twice := repeated(names)) is not None:
+        raise InvalidInput(f"labels.names must differ, found {_shown(twice)} twice")
     if "inputs" in model:
         check_sizes(model["inputs"], model["example_shape"])
     trunk = manifest.get("trunk")
@@ -200,6 +203,9 @@ def _check_number(value: Any, rule: Number, place: str) -> None:
 
 def _expect(fine: bool, value: Any, place: str, what: str) -> None:
     if not fine:
-        long = isinstance(value, int) and abs(value) > 10**20
-        found = "a longer number" if long else repr(value)
-        raise InvalidInput(f"{place} must be {what}, found {found if len(found) <= 80 else found[:80] + '...'}")
+        raise InvalidInput(f"{place} must be {what}, found {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    found = "a longer number" if isinstance(value, int) and abs(value) > 10**20 else repr(value)
+    return found if len(found) <= 80 else found[:80] + "..."
