@@ -13,6 +13,9 @@ from tflite_export.device.kinds import Score
 from tflite_export.device.layout import HEAD, INEXACT, PROGRAM, THETA
 from tflite_export.device.runtime import Bundle
 from tflite_export.device.verification import Verification, verify
+from tflite_export.rounds import taken
+from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.data import find_client
 from tfpfl.data.population import ClientInfo
 
 
@@ -48,17 +51,28 @@ def demonstrate(run, client: int | str | None, out, steps: int = 20) -> Demonstr
         client: its number or its name; None: the first client of the run.
         out: the folder of the bundle; must not exist.
         steps: of the head, at the run's rate beta.
+
+    Raises:
+        InvalidArgument: there is no such client, or it has fewer than 4 training examples or no test example; or as
+            `export`.
     """
     if not hasattr(run, "federation"):
         from tfpfl.runs.run import Run
 
         with Run.open(run, engine="local") as opened:
             return demonstrate(opened, client, out, steps)
-    bundle = export(run, int(run.population.client_ids[0]) if client is None else client, Path(out))
-    client, interpreter = bundle.manifest["client"], any_interpreter()
+    client = int(run.population.client_ids[0]) if client is None else find_client(run.federation, client)
+    train, test = (run.examples.arrays(client, split, run.population.labels) for split in ("train", "test"))
+    for split, found, least in (("training", len(train[1]), 4), ("test", len(test[1]), 1)):
+        if found < least:  # before the export, which takes a while
+            raise InvalidArgument(
+                f"client {client} ({one_line(run.federation.client_names[client])}) has {found} {split} examples, and "
+                f"the demonstration needs {least} or more: take another client"
+            )
+    bundle, interpreter = export(run, client, Path(out)), any_interpreter()
     verification = verify(bundle, interpreter=interpreter)
     device = DeviceClient(bundle, interpreter=interpreter)
-    train, test = (run.examples.arrays(client, split, run.population.labels) for split in ("train", "test"))
+    train, test = ((taken(device, x), y) for x, y in (train, test))
     exported = device.score(*test)
     info = ClientInfo(np.int32(client), np.int32(len(train[1])), np.int32(bundle.num_classes), np.float32(0))
     kernel, bias = map(np.asarray, run.model.head(info))

@@ -119,7 +119,7 @@ class Devices:
         for client_id in ids:
             x, y = self.federation.arrays(client_id, "train", self.population.labels)
             device = self.client(client_id)
-            update = device.round(theta, _taken(device, x), y, payload=self.payload)
+            update = device.round(theta, taken(device, x), y, payload=self.payload)
             self.bytes_up += len(update.payload)
             updates[client_id] = update
             contributions.append(self._contribution(client_id, update))
@@ -149,7 +149,7 @@ class Devices:
             if num_rows(x):
                 device = self.client(client_id)
                 device.receive(theta)
-                scores.append(device.score(_taken(device, x), y).value)
+                scores.append(device.score(taken(device, x), y).value)
         return float(np.mean(scores)) if scores else float("nan")
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Devices:
         self._folder.cleanup()
 
 
-def _taken(device, x):
+def taken(device, x):
     """A federation's examples as a device takes them."""
     return x.astype(device.bundle.example_dtype, copy=False) if isinstance(x, np.ndarray) else device.examples(x)
 

@@ -166,7 +166,8 @@ def test_a_network_that_draws_takes_part_in_no_rounds_and_is_exported_without(fe
 def test_a_run_without_rounds_on_devices_keeps_its_own_settings(federation, tmp_path):
     mine = {"tau": 4, "beta": 0.05, "rho": 0.02, "safeguard": False}
     hyper = {**SGD, **mine}
-    with opened(federation, tmp_path / "run", on_broken="reject", clip_norm=0.5, hyperparameters=hyper, rounds=1) as run:
+    changed = {"on_broken": "reject", "clip_norm": 0.5, "hyperparameters": hyper, "rounds": 1}
+    with opened(federation, tmp_path / "run", **changed) as run:
         run.train()
         with pytest.warns(TfpflWarning, match="exported without rounds on a device: what its clients send is clipped"):
             personal = personal_model(run, 1)

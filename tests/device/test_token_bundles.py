@@ -11,13 +11,16 @@ from keras import layers
 from helpers.truth import examples, random_head, relative, true_gradient, true_steps, varied
 from tflite_export import BundleError, DeviceClient, export, simulate_round, verify
 from tflite_export.convert.program import flatten
+from tflite_export.demo import demonstrate
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live.work import Work
 from tflite_export.device.payload import decode
 from tfpfl.algorithms import build_algorithm
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.models import SplitModel
 from tfpfl.runs.config import RunConfig
+from tfpfl.runs.run import Run
 
 TRAINING = {"tau": 4, "beta": 0.1, "rho": 0.1, "head_rate": 0.1}
 LITE = tf.lite.Interpreter
@@ -89,6 +92,40 @@ def test_rounds_on_devices_are_those_of_the_engine(exported, tmp_path):
     rows = simulate_round((algorithm, config, federation), 3, accuracy_every=3)
     assert max(max(r.theta, r.heads) for r in rows) < 2e-6
     assert rows[-1].device_score == rows[-1].engine_score
+
+
+NETWORK = """
+import keras
+from keras import layers
+
+def net():
+    return keras.Sequential([keras.Input((4,)), layers.Embedding(9, 3), layers.Flatten(), layers.Dense(5, "relu")])
+"""
+
+
+@pytest.mark.slow
+def test_the_demonstration_of_tokens_and_of_clients_with_too_few_examples(tmp_path):
+    (tmp_path / "network.py").write_text(NETWORK)
+    rng = np.random.default_rng(0)
+    sizes = {"a": (9, 6), "b": (9, 0), "c": (3, 6)}
+    clients = {
+        name: {
+            split: (rng.integers(0, 9, (n, 4)).astype(np.int32), np.arange(n) % 3)
+            for split, n in zip(("train", "test"), each, strict=True)
+        }
+        for name, each in sizes.items()
+    }
+    federation = Federation.from_clients(clients, out=tmp_path / "f", validation=0.0)
+    config = RunConfig(
+        hyperparameters={"tau": 3}, network=f"{tmp_path / 'network.py'}:net", participation=1.0, rounds=1
+    )
+    with Run.create(config, tmp_path / "run", federation) as run:
+        run.train()
+        for client, said in (("b", r"client 1 \(b\) has 0 test"), ("c", r"client 2 \(c\) has 3 training")):
+            with pytest.raises(InvalidArgument, match=f"{said} examples, and the demonstration needs"):
+                demonstrate(run, client, tmp_path / "b")
+        assert not (tmp_path / "b").exists()
+        assert demonstrate(run, "a", tmp_path / "b").verification.ok
 
 
 def test_what_is_no_token_is_refused(exported):

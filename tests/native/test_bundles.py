@@ -177,7 +177,7 @@ def test_lies_about_sizes(native, folder, way):
 
 
 ARRAYS = {  # entries of examples of several arrays, of what `verify` compares, and the names of classes
-    ("labels", "names"): [["a", "b"], ["a", ""], ["a", "a"], ["b'\"", "b'\""], ["é", "é"], ["x" * 99, "x" * 99], [" ", "\n"]],
+    ("labels", "names"): [["a", "b"], ["a", ""], ["a", "a"], ["b'\""] * 2, ["é", "é"], ["x" * 99] * 2, [" ", "\n"]],
     ("check", "outputs"): [{"round.bias": 0.5}, {"round.bias": -1}, {"round-bias": 1}, {"": 1}, {"x" * 81: 1}, "x"],
     ("check", "files"): [{"a.tflite": 0}, {"../a": 1}, {"a.tflite": None}, "x"],
     ("model", "example_shape"): [[3], [4], [3, 1], [1, 3], [2**31 - 1] * 200],

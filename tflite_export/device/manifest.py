@@ -90,7 +90,10 @@ RULES = {
         "rounds": bool,
     },
     "preprocessing": {"scale": Optional(Number()), "shift": Optional(Number()), "stored_dtype": Optional(Text())},
-    "labels": {"names": Several(Text("(?s:.+)", "a text of one or more characters"), least=1), "class_ids": Several(ID, least=1)},
+    "labels": {
+        "names": Several(Text("(?s:.+)", "a text of one or more characters"), least=1),
+        "class_ids": Several(ID, least=1),
+    },
     "signatures": Several({"inputs": _TENSORS, "outputs": _TENSORS}, named="[A-Za-z0-9_]{1,40}"),
     "files": Several(
         {
