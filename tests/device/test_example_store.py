@@ -136,6 +136,15 @@ def test_what_is_no_time_forgets_nothing(before, tmp_path):
         assert len(store) == 4
 
 
+@pytest.mark.parametrize("which", [{"label": "a"}, {"before": 50.0}])
+def test_everything_and_some_is_refused(which, tmp_path):
+    with ExampleStore(tmp_path / "s", (2,)) as store:
+        store.add(np.ones((2, 2), np.float32), ["a", "b"], at=100.0)
+        with pytest.raises(ExampleStoreError, match="everything=True forgets all examples, and label and before say"):
+            store.forget(everything=True, **which)
+        assert len(store) == 2 and store.forget(everything=True) == 2 and len(store) == 0
+
+
 def test_a_name_that_no_file_can_hold_is_refused_and_changes_nothing(tmp_path):
     with ExampleStore(tmp_path / "s", (1,), capacity=9) as store:
         store.add(numbered(0, 4), ["a"] * 4, at=10.0)

@@ -194,16 +194,23 @@ class ExampleStore:
         Args:
             label: those of this class.
             before: those that came before this time, in seconds since 1970; with `label`, both must hold.
-            everything: all examples.
+            everything: all examples, whatever their class and time; without the other two.
 
         Returns:
             How many were deleted.
 
         Raises:
-            ExampleStoreError: nothing says which ones, `before` is no time, or `label` is no name.
+            ExampleStoreError: nothing says which ones, or `everything` and the others do; `before` is no time, or
+                `label` is no name.
         """
-        if label is None and before is None and not everything:
+        some = label is not None or before is not None
+        if not some and not everything:
             raise ExampleStoreError("say what to forget: label, before, or everything=True")
+        if some and everything:
+            raise ExampleStoreError(
+                "everything=True forgets all examples, and label and before say which: give one or the other. Nothing "
+                "was deleted"
+            )
         if label is not None:
             _check_name(label)
         if before is not None:  # SQLite takes any text, and NumPy's numbers, for later than all times
