@@ -4,6 +4,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import numpy as np
@@ -193,7 +194,10 @@ def test_two_classes_become_one(tmp_path):
     ("given", "said"),
     [
         ({"policy": "best"}, "unknown policy 'best'"),
-        ({"capacity": 0}, "capacity must be 1 to"),
+        ({"capacity": 0}, "capacity must be a whole number from 1 to 1000000, found 0"),
+        ({"capacity": 2.7}, "capacity must be a whole number from 1 to 1000000, found 2.7"),
+        ({"capacity": "5"}, "capacity must be a whole number from 1 to 1000000, found '5'"),
+        ({"seed": 1.5}, "seed must be a whole number from 0 to .*, found 1.5"),
         ({"capacity": 7}, "has capacity '50', and '7'"),
         ({"made_by": "ab"}, "has made_by '', and 'ab'"),
         ({"shape": (3,)}, "has shape '2', and '3'"),
@@ -275,9 +279,21 @@ def test_bad_examples_and_files(tmp_path):
                 store.add(x, labels)
         with pytest.raises(ExampleStoreError, match="its time, holds NaN"):
             store.add(np.zeros((1, 2), "f"), ["a"], at=float("nan"))
+        with pytest.raises(ExampleStoreError, match="at must be seconds since 1970, found 'yesterday': nothing was"):
+            store.add(np.zeros((1, 2), "f"), ["a"], at="yesterday")
         assert len(store) == 0
-    with pytest.raises(ExampleStoreError, match="seed must be 0 to 2"):
+    with pytest.raises(ExampleStoreError, match="seed must be a whole number from 0 to 2"):
         ExampleStore(tmp_path / "other", (2,), seed=-1)
+
+
+def test_a_store_that_is_closed_or_another_threads(tmp_path):
+    store = ExampleStore(tmp_path / "s", (1,))
+    why = "the store is closed, or another thread opened it. Open it in the thread"
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ExampleStoreError, match=f"nothing was changed: {why}"):
+        pool.submit(store.add, numbered(0, 1), ["a"]).result()
+    store.close()
+    with pytest.raises(ExampleStoreError, match=f"cannot be read: {why}"):
+        len(store)
 
 
 KILLED = """

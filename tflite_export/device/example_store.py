@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from contextlib import contextmanager
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 
 import numpy as np
@@ -62,10 +62,10 @@ class ExampleStore:
     ):
         if policy not in POLICIES:
             raise ExampleStoreError(f"unknown policy {policy!r}: one of {', '.join(POLICIES)}")
-        if not 1 <= capacity <= MOST:
-            raise ExampleStoreError(f"capacity must be 1 to {MOST}, found {capacity}")
-        if not 0 <= seed < 2**64:
-            raise ExampleStoreError(f"the seed must be 0 to 2^64 - 1, found {seed}")
+        if not (isinstance(capacity, Integral) and 1 <= capacity <= MOST):
+            raise ExampleStoreError(f"capacity must be a whole number from 1 to {MOST}, found {capacity!r}")
+        if not (isinstance(seed, Integral) and 0 <= seed < 2**64):
+            raise ExampleStoreError(f"the seed must be a whole number from 0 to 2^64 - 1, found {seed!r}")
         self.path, self.shape = Path(path), tuple(map(int, shape))
         self.capacity, self.policy, self.seed = int(capacity), policy, int(seed)
         about = {
@@ -148,6 +148,8 @@ class ExampleStore:
             raise ExampleStoreError(f"{len(x)} examples need as many names of classes, found {len(labels)}")
         if strange := [label for label in labels if not (isinstance(label, str) and label)]:
             raise ExampleStoreError(f"the names of classes are texts, found {strange[0]!r}")
+        if not isinstance(at, Real | None):
+            raise ExampleStoreError(f"at must be seconds since 1970, found {at!r}: nothing was added")
         at = time.time() if at is None else float(at)
         if not (np.isfinite(x).all() and np.isfinite(at)):
             raise ExampleStoreError("an example, or its time, holds NaN or infinity: nothing was added")
@@ -240,7 +242,7 @@ class ExampleStore:
             return self._db.execute(query).fetchall()
         except sqlite3.DatabaseError as error:
             raise ExampleStoreError(
-                f"{self.path} cannot be read: {error}. If another process writes to it, try again when it is done"
+                f"{self.path} cannot be read: {_why(error, 'If another process writes to it')}"
             ) from None
 
     @contextmanager
@@ -256,10 +258,8 @@ class ExampleStore:
                     self._db.execute("ROLLBACK")
                 raise
         except sqlite3.DatabaseError as error:
-            raise ExampleStoreError(
-                f"{self.path} cannot be written, and nothing was changed: {error}. If another process uses the file, "
-                "try again when it is done"
-            ) from None
+            why = _why(error, "If another process uses the file")
+            raise ExampleStoreError(f"{self.path} cannot be written, and nothing was changed: {why}") from None
 
     def _add(self, x, label, at):
         self._count(label, 1)
@@ -299,6 +299,13 @@ class ExampleStore:
         ids = [number for (number,) in rows]
         self._db.execute("DELETE FROM examples WHERE id = ?", (ids[rng.integers(len(ids))],))
         return True
+
+
+def _why(error: sqlite3.DatabaseError, where: str) -> str:
+    """What is wrong, and what to do: SQLite has one class of errors for what the caller does wrong."""
+    if isinstance(error, sqlite3.ProgrammingError):
+        return "the store is closed, or another thread opened it. Open it in the thread that uses it"
+    return f"{error}. {where}, try again when it is done"
 
 
 def _check_name(label: str) -> None:
