@@ -141,15 +141,15 @@ static const char *status_name(int status) {
     }
 }
 
-static int cannot(const struct runtime *runtime, const char *what, int status, char *error) {
-    return fail(error, TFPFL_BUNDLE_ERROR, "LiteRT cannot %s of %s; it may be too old for it: %s (%d)", what,
-                runtime->file, status_name(status), status);
+static int cannot(const struct runtime *runtime, const char *what, const char *or_else, int status, char *error) {
+    return fail(error, TFPFL_BUNDLE_ERROR, "LiteRT cannot %s of %s; it may be too old for it%s: %s (%d)", what,
+                runtime->file, or_else, status_name(status), status);
 }
 
-static int cannot_run(const struct runtime *runtime, const char *key, int status, char *error) {
+static int cannot_run(const struct runtime *runtime, const char *key, const char *or_else, int status, char *error) {
     char what[80];
     snprintf(what, sizeof what, "run signature '%.40s'", key);
-    return cannot(runtime, what, status, error);
+    return cannot(runtime, what, or_else, status, error);
 }
 
 static int create_model_from_file(struct runtime *runtime, const char *program) {
@@ -189,7 +189,7 @@ static int load_program(struct runtime *runtime, const char *program, char *erro
         s->index = i;
         status = api->GetModelSignature(runtime->model, i, &s->self);
         if (status == 0) status = api->GetSignatureKey(s->self, &s->key);
-        if (status != 0) return cannot(runtime, "read the signatures", status, error);
+        if (status != 0) return cannot(runtime, "read the signatures", "", status, error);
     }
     return 0;
 }
@@ -254,7 +254,7 @@ static int describe(struct runtime *runtime, struct signature *s, char *error) {
     if (s->slots != NULL) return 0;
     int status = api->GetNumSignatureInputs(s->self, &s->num_inputs);
     if (status == 0) status = api->GetNumSignatureOutputs(s->self, &s->num_outputs);
-    if (status != 0) return cannot_run(runtime, s->key, status, error);
+    if (status != 0) return cannot_run(runtime, s->key, "", status, error);
     if (s->num_inputs > MOST_TENSORS || s->num_outputs > MOST_TENSORS)
         return fail(error, TFPFL_BUNDLE_ERROR, "signature '%.40s' of %s has more inputs or outputs than any of ours",
                     s->key, runtime->file);
@@ -265,7 +265,7 @@ static int describe(struct runtime *runtime, struct signature *s, char *error) {
     for (size_t i = 0; taken && i < count && status == 0; i++) status = describe_slot(api, s, i);
     if (taken && status == 0) return 0;
     free_slots(runtime, s);
-    return taken ? cannot_run(runtime, s->key, status, error) : no_memory(error);
+    return taken ? cannot_run(runtime, s->key, "", status, error) : no_memory(error);
 }
 
 /* Makes the buffers, of types that were checked. */
@@ -410,5 +410,5 @@ int runtime_run(struct runtime *runtime, const char *key, const struct tensor *i
         const struct tensor *tensor = find_tensor(outputs, num_outputs, s->slots[i].name);
         if (tensor != NULL) status = copy(runtime, s->buffers[i], tensor, false);
     }
-    return status == 0 ? 0 : cannot_run(runtime, key, status, error);
+    return status == 0 ? 0 : cannot_run(runtime, key, ", or an input is out of range", status, error);
 }

@@ -332,6 +332,12 @@ def test_a_runtime_that_is_too_old_is_named(bundle, data):
         client.round(client.theta, *data)
 
 
+@pytest.mark.parametrize("threads", [0, -3, 1.5])
+def test_a_number_of_threads_that_is_none_is_not_the_runtimes_fault(bundle, threads):
+    with pytest.raises(BundleError, match=f"num_threads must be a whole number, at least 1; found {threads}"):
+        device(bundle, num_threads=threads)
+
+
 def test_a_runtime_known_to_crash_in_while_takes_the_other_signatures(bundle, data, monkeypatch):
     monkeypatch.setattr("tflite_export.device.runtime.runtime_version", lambda _: ("ai-edge-litert", "1.0.1"))
     client = device(bundle, chunk=1000)
@@ -380,7 +386,7 @@ def test_an_error_of_the_runtime_is_not_taken_for_the_callers(bundle, kind):
 
     runtime = Runtime(bundle.path("program.tflite"), Broken)
     x = np.zeros((3, *bundle.example_shape), np.float32)
-    with pytest.raises(BundleError, match="cannot run signature 'features'.*may be too old.*Unsupported data type"):
+    with pytest.raises(BundleError, match="cannot run signature 'features'.*an input is out of range: Unsupported data"):
         runtime("features", theta=bundle.theta(), x=x)
 
 

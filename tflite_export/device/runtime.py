@@ -121,7 +121,8 @@ class Runtime:
         num_threads: number of threads of the interpreter.
 
     Raises:
-        BundleError: ai-edge-litert is not installed and no interpreter is given, or it cannot read the file.
+        BundleError: ai-edge-litert is not installed and no interpreter is given, or it cannot read the file; or
+            num_threads is less than 1.
     """
 
     def __init__(self, path: Path, interpreter=None, num_threads: int = 1):
@@ -131,6 +132,8 @@ class Runtime:
                 f"the interpreter must be a class with the interface of ai-edge-litert's Interpreter, such as "
                 f"tf.lite.Interpreter; found {interpreter!r}"
             )
+        if not isinstance(num_threads, int | np.integer) or num_threads < 1:
+            raise BundleError(f"num_threads must be a whole number, at least 1; found {num_threads!r}")
         self.interpreter_class = interpreter or default_interpreter()
         self.name, self.version = runtime_version(self.interpreter_class)
         try:
@@ -173,11 +176,12 @@ class Runtime:
             )
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
         runner, wanted = self._runner(signature)
-        self._check_inputs(signature, arrays, wanted)  # errors after this are the runtime's, not the caller's
+        self._check_inputs(signature, arrays, wanted)  # errors after this are the runtime's, or of tokens it lacks
         try:
             return runner(**arrays)
         except (ValueError, RuntimeError) as error:
-            raise self._too_old(f"run signature {signature!r} of {self.path.name}", error) from error
+            what = f"run signature {signature!r} of {self.path.name}"
+            raise self._too_old(what, error, ", or an input is out of range") from error
 
     def _runner(self, signature):
         """What runs a signature, and the details of its inputs."""
@@ -206,8 +210,8 @@ class Runtime:
         found = _numbers(self.version)
         return self.name == "ai-edge-litert" and bool(found) and found < _numbers(WHILE_SINCE)
 
-    def _too_old(self, what, error) -> BundleError:
-        return BundleError(f"{self.name} {self.version} cannot {what}; it may be too old for it: {error}")
+    def _too_old(self, what, error, or_else="") -> BundleError:
+        return BundleError(f"{self.name} {self.version} cannot {what}; it may be too old for it{or_else}: {error}")
 
 
 def default_interpreter():
