@@ -276,6 +276,8 @@ def test_a_head_that_could_not_be_opened_again_does_not_replace_a_good_one(bundl
 def test_a_folder_of_the_state_that_is_not_there_is_told_before_anything_is_computed(bundle, tmp_path):
     with pytest.raises(HeadError, match=r"head.bin cannot keep the head: there is no folder .*nowhere\. Make"):
         device(bundle, tmp_path / "nowhere" / "head.bin")
+    with pytest.raises(HeadError, match="cannot keep the head: it is a folder. Give the path of a file"):
+        device(bundle, tmp_path)
 
 
 def bad_inputs():
@@ -479,6 +481,8 @@ def test_arguments_of_personalize_that_are_none_are_refused(bundle, data):
     for held_out in (x, (x, y, x), "half"):
         with pytest.raises(BundleError, match=r"held_out must be a part of the examples in \(0, 1\), a pair"):
             client.personalize(x, y, held_out=held_out)
+    with pytest.raises(BundleError, match="steps and beta must be numbers, found steps='3', beta=0.5"):
+        client.personalize(x, y, steps="3", beta=0.5)
     with pytest.raises(BundleError, match=r"beta from 0 to 3.4e\+38, found steps=4, beta=1e\+39"):
         client.personalize(x, y, steps=4, beta=1e39)
 

@@ -63,8 +63,9 @@ def test_classes_that_come_and_go_after_the_features_were_computed(client, feder
 def test_far_from_all_examples_the_nearest_decides(client, federation):
     x, y = federation.arrays(4, "train")
     near = Neighbours(client, x, y)
-    found = near.predict(100 * x[:3], weight=1.0, scale=1e-3)
-    assert np.isfinite(found).all() and np.allclose(found.sum(1), 1)
+    for scale in (1e-3, 5e-324):  # the smallest number: a distance divided by it is infinite
+        found = near.predict(100 * x[:3], weight=1.0, scale=scale)
+        assert np.isfinite(found).all() and np.allclose(found.sum(1), 1)
 
 
 def test_what_does_not_fit_is_refused(client, federation):

@@ -21,7 +21,7 @@ from tflite_export.device import classes
 from tflite_export.device import payload as payloads
 from tflite_export.device.chunks import filled_up, trunk_output, with_zeros
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.head_file import HeadError, SavedHead, check_names, load_head, saving, theta_sha256
+from tflite_export.device.head_file import HeadError, SavedHead, check_names, kept_head, saving, theta_sha256
 from tflite_export.device.kinds import Score
 from tflite_export.device.layout import BACKBONE, HEAD, PROGRAM, STATIC_PROGRAM, THETA
 from tflite_export.device.manifest import LARGEST, LARGEST_NUMBER
@@ -57,8 +57,9 @@ class DeviceClient:
 
     Args:
         bundle: the folder, or an open `Bundle`.
-        state: the file in which the head is kept between starts. If it does not exist, the bundle's head is used. None:
-            the head is kept in memory only.
+        state: the file that keeps the head between starts. If there is none yet, the bundle's head is used. None: the
+            head is kept in memory only. Theta is not kept: after a start it is the bundle's, so an app keeps the newest
+            one that came, and gives it to `receive`.
         interpreter: class of the interpreter, see `Runtime`.
         num_threads: number of threads of the interpreter.
         chunk: number of examples that are computed at a time, at least 1.
@@ -68,7 +69,7 @@ class DeviceClient:
 
     Raises:
         BundleError: the bundle is damaged or has no program, the runtime cannot read it, or `chunk` is less than 1.
-        HeadError: the saved head is damaged or has another shape, or the folder of `state` does not exist.
+        HeadError: the saved head is damaged or has another shape, or `state` is a folder, or in none that exists.
     """
 
     def __init__(
@@ -94,14 +95,8 @@ class DeviceClient:
         self.chunk = self.batch or chunk
         self.settings, self.kind, self._class_changes = self.bundle.manifest["training"], self.bundle.kind, 0
         self._state = None if state is None else Path(state)
-        if self._state is not None and not self._state.parent.is_dir():
-            raise HeadError(
-                f"{self._state} cannot keep the head: there is no folder {self._state.parent}. Make it first, or give "
-                "another state"
-            )
         shape = self.bundle.num_features, self.bundle.num_classes
-        saved = self._state is not None and self._state.exists()
-        self._head = load_head(self._state if saved else self.bundle.path(HEAD), *shape)
+        self._head = kept_head(self._state, self.bundle.path(HEAD), *shape)
         if static and len(self._head.bias) != self.bundle.num_classes:
             raise HeadError(f"{self._state} has {len(self._head.bias)} classes, and {STATIC_PROGRAM} is {_FIXED}")
         self._backbone: Runtime | None = None
@@ -260,6 +255,8 @@ class DeviceClient:
             raise BundleError("held_out must be a part of the examples in (0, 1), a pair (x, y), or None")
         steps = self.settings["tau"] - 1 if steps is None else steps
         beta = self.settings["beta"] if beta is None else beta
+        if not (isinstance(steps, Real) and isinstance(beta, Real)):
+            raise BundleError(f"steps and beta must be numbers, found steps={steps!r}, beta={beta!r}")
         if steps < 0 or not 0 <= beta <= LARGEST_NUMBER:
             raise BundleError(f"steps must be at least 0 and beta from 0 to 3.4e+38, found steps={steps}, beta={beta}")
         if not (steps <= LARGEST and steps % 1 == 0):  # and not NaN

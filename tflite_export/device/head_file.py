@@ -136,6 +136,21 @@ def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> S
     return head_of(Path(path).read_bytes(), path, num_features, num_classes)
 
 
+def kept_head(state: Path | None, first: Path, num_features: int, num_classes: int) -> SavedHead:
+    """The head that the file `state` keeps, or if there is none yet, that of the file `first`; see `load_head`.
+
+    Raises:
+        HeadError: as `load_head`; or no file can be written at `state`.
+    """
+    if state is not None and not state.parent.is_dir():
+        raise HeadError(
+            f"{state} cannot keep the head: there is no folder {state.parent}. Make it first, or give another state"
+        )
+    if state is not None and state.is_dir():
+        raise HeadError(f"{state} cannot keep the head: it is a folder. Give the path of a file in it as the state")
+    return load_head(first if state is None or not state.exists() else state, num_features, num_classes)
+
+
 def head_of(content: bytes, path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:
     """The head that the bytes of a file are; for the arguments see `load_head`. `path` is for messages."""
     if len(content) < _HEADER.size or content[:8] not in (_MAGIC, _MAGIC_LABELS):

@@ -78,8 +78,10 @@ class Neighbours:
         square = (phi**2).sum(1)[:, None] - 2 * phi @ kept.T + (kept**2).sum(1)
         distance = np.sqrt(np.maximum(square, 0))
         nearest = np.argsort(distance, axis=1, kind="stable")[:, :k]
-        near = np.take_along_axis(distance, nearest, 1) / scale
-        votes = np.exp(near[:, :1] - near)  # as a ratio to the nearest one's: far from all, exp(-distance) would be 0
+        near = np.take_along_axis(distance, nearest, 1)
+        with np.errstate(over="ignore"):  # of a tiny scale: the weight is 0
+            # As a ratio to the nearest one's: far from all, exp(-distance) would be 0.
+            votes = np.exp((near[:, :1] - near) / scale)
         found = np.zeros((len(phi), len(self.client.labels)))
         for column in range(votes.shape[1]):
             found[np.arange(len(phi)), y[nearest[:, column]]] += votes[:, column]
