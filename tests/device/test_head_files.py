@@ -32,6 +32,17 @@ def test_two_threads_write_one_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["head.bin"]
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_file_keeps_its_permissions(tmp_path, mode):
+    path = tmp_path / "head.bin"
+    write_whole(path, b"old")
+    path.chmod(mode)
+    write_whole(path, b"new")
+    assert path.read_bytes() == b"new" and stat.S_IMODE(path.stat().st_mode) == mode
+    write_whole(path, b"newer", 0o640)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
 @pytest.mark.parametrize("names", [("a", ""), ("a", "a"), ("a", "\ud800")])
 def test_a_head_that_no_client_could_open_is_not_written(tmp_path, names):
     head = SavedHead(np.zeros((3, 2), np.float32), np.zeros(2, np.float32), "0" * 64, names)

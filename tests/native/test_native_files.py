@@ -78,6 +78,14 @@ def test_a_damaged_head_is_refused_in_the_same_words(native, tmp_path):
         assert path.read_bytes() == wrong
 
 
+def test_a_head_that_others_may_not_read_stays_so(native, tmp_path):
+    path, head = tmp_path / "head.bin", drawn_head(2, 2)
+    native.save_head(path, head)
+    path.chmod(0o600)
+    native.save_head(path, head)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_head_that_cannot_be_written_is_told_and_leaves_nothing(native, tmp_path):
     head = drawn_head(2, 2)
     with pytest.raises(NativeError, match=r"\[Errno 2\] No such file or directory: .*head.bin.*new"):

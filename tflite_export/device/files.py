@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ def describe_content(content: bytes) -> dict:
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> None:
+def write_whole(path: str | os.PathLike, content: bytes, mode: int | None = None) -> None:
     """Writes a file. If the process is killed meanwhile, or the power is gone, the old or the new one is there, whole.
 
     Several threads or processes may write the same file; it is then one of theirs, whole.
@@ -33,7 +34,7 @@ def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> N
     Args:
         path: the file; its folder exists.
         content: what it shall hold.
-        mode: its permissions.
+        mode: its permissions; None: those of the old file, and 0o644 if there is none.
 
     Raises:
         NotOnDisk: the new one is there, and after a loss of power it may be the old one again.
@@ -41,8 +42,13 @@ def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> N
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
+    old = _mode_of(path) if mode is None else None
+    if mode is None:
+        mode = 0o644 if old is None else old
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            if old is not None and old != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
+                os.fchmod(file.fileno(), old)  # the umask took some of it
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -54,6 +60,13 @@ def write_whole(path: str | os.PathLike, content: bytes, mode: int = 0o644) -> N
     except OSError as error:
         why = f"{error.strerror}: the file is the new one, and after a loss of power it may be the old one again"
         raise NotOnDisk(error.errno, why, str(path)) from error
+
+
+def _mode_of(path: Path) -> int | None:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:  # there is no such file
+        return None
 
 
 @contextmanager
