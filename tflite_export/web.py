@@ -176,7 +176,11 @@ def _put(temporary, out):
         return
     old = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.old")
     os.rename(out, old)
-    os.rename(temporary, out)
+    try:
+        os.rename(temporary, out)
+    except OSError:
+        os.rename(old, out)
+        raise
     shutil.rmtree(old)
 
 

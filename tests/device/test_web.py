@@ -203,17 +203,39 @@ def test_a_site_is_renewed_and_nothing_else_is_touched(browser_bundle, page, tmp
         write_site(browser_bundle.folder, tmp_path / "no" / "site", page=page)
 
 
-def test_a_site_behind_a_link_is_renewed_where_it_is(monkeypatch, page, tmp_path):
+@pytest.fixture
+def no_bundle(monkeypatch, tmp_path):
+    """The folder of a bundle of which nothing is read."""
     bundle = SimpleNamespace(folder=tmp_path / "bundle", manifest={"files": {"program_browser.tflite": {}}})
     bundle.folder.mkdir()
     for name in ("manifest.json", "program_browser.tflite", "theta.bin", "head.bin"):
         (bundle.folder / name).write_bytes(b"1")
     monkeypatch.setattr("tflite_export.web._bundle", lambda *_: (bundle, {}))
+    return bundle.folder
+
+
+def test_a_site_that_cannot_be_renewed_stays(monkeypatch, no_bundle, page, tmp_path):
+    """The old one had another name by then, and the site was gone."""
+    site, rename = tmp_path / "site", os.rename
+    write_site(no_bundle, site, page=page)
+
+    def full(old, new):
+        if old.name.endswith(".new"):
+            raise OSError(28, "No space left on device")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(OSError, match="No space"):
+        write_site(no_bundle, site, page=page)
+    assert (site / "site.json").is_file() and sorted(p.name for p in tmp_path.iterdir()) == ["bundle", "site"]
+
+
+def test_a_site_behind_a_link_is_renewed_where_it_is(no_bundle, page, tmp_path):
     (tmp_path / "host").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "host" / "site")
     for content in (b"1", b"2"):
-        (bundle.folder / "theta.bin").write_bytes(content)
-        write_site(bundle.folder, tmp_path / "link", page=page)
+        (no_bundle / "theta.bin").write_bytes(content)
+        write_site(no_bundle, tmp_path / "link", page=page)
         assert (tmp_path / "host" / "site" / "bundle" / "theta.bin").read_bytes() == content
     assert (tmp_path / "link").is_symlink() and [p.name for p in (tmp_path / "host").iterdir()] == ["site"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bundle", "host", "link"]
