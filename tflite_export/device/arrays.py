@@ -63,16 +63,19 @@ class Arrays:
             raise InvalidInput(f"examples must be {self}, found a {type(x).__name__} of {found}")
         else:
             return np.asarray(x)
-        rows = {len(part) if part.ndim else None for part in parts}
         for name, array, shape, part in zip(self.names, self._arrays, self.shapes, parts, strict=True):
             whole = array["dtype"] == "int32" and part.dtype.kind in "iu"
-            if part.shape[1:] != shape or len(rows) > 1 or not (whole or part.dtype == np.float32):
+            fits = part.ndim == len(shape) + 1 and part.shape[1:] == shape
+            if not fits or not (whole or part.dtype == np.float32):
                 found = f"{part.dtype} {list(part.shape)}"
                 raise InvalidInput(f"examples: {name!r} must be {array['dtype']} {['N', *shape]}, found {found}")
             if whole and part.size and max(int(part.max()), -int(part.min())) > EXACT:
                 raise InvalidInput(
                     f"examples: {name!r} goes beyond {EXACT:,}, up to which whole numbers are exact here"
                 )
+        if len({len(part) for part in parts}) > 1:
+            found = ", ".join(f"{len(part)} of {name!r}" for name, part in zip(self.names, parts, strict=True))
+            raise InvalidInput(f"examples: there must be as many of each array, found {found}")
         return side_by_side(parts)
 
     def check(self, x: np.ndarray) -> None:
