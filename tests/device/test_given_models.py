@@ -10,6 +10,7 @@ from tensorflow import keras
 from tflite_export import ExportError, export
 from tflite_export.convert.personal import personal_model
 from tflite_export.device.runtime import write_manifest
+from tfpfl.checks import TfpflWarning
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 
@@ -41,6 +42,16 @@ def test_what_cannot_be_exported_is_refused_at_once(given, message, tmp_path):
     with pytest.raises(ExportError, match=message):
         export(SOURCE, out=tmp_path / "b", **given)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_draws_has_no_rounds_and_says_so():
+    model = SplitModel(keras.Sequential([keras.Input((8,)), keras.layers.Dense(6), keras.layers.Dropout(0.5)]))
+    source = (model, model.initial_theta, SOURCE[2])
+    with pytest.warns(TfpflWarning, match="exported without rounds on a device: its network has layers that draw"):
+        assert personal_model(source, None).rounds is False
+    assert personal_model(source, None, rounds=False).rounds is False
+    with pytest.raises(ExportError, match="cannot take part in rounds on a device: its network has layers that draw"):
+        personal_model(source, None, rounds=True)
 
 
 def test_numbers_of_numpy_and_lists_are_taken():

@@ -71,7 +71,8 @@ def export(
         client: its number or its name, as in `tfpfl.data.find_client`; for a run.
         out: the folder to make.
         rounds: whether the client can take part in rounds. This needs the gradient of theta, which some layers do not
-            have. None: yes if the run is PFLEGO and a device can compute its rounds; a warning says why it cannot.
+            have. None: yes if the run is PFLEGO, or there is no run, and a device can compute its rounds; a warning
+            says why it cannot.
         inference: whether to write the files that only predict, backbone*.tflite and predict.tflite.
         browser: whether to write what `write_site` needs: the program in fixed shapes, and up to 128 of the client's
             training examples, which everyone who has the bundle can see.

@@ -58,6 +58,10 @@ class Personal(NamedTuple):
 
 
 _CHUNK = 256  # examples that go through the trunk at a time
+_DRAWS = (
+    "its network has layers that draw random numbers in training (Dropout, noise), and the device's program draws none, "
+    "so that its rounds would be others than the simulated ones"
+)
 TRAINING = {"tau": 50, "beta": 0.007, "rho": 0.001, "head_rate": 0.001, "safeguard": True}
 
 
@@ -204,10 +208,7 @@ def device_training(config, population, client: int, model) -> dict | str:
     if config.personal is not None:
         return f"the part {config.personal} of its adapters stays with the client, and a device keeps a head only"
     if model.draws:
-        return (
-            "its network has layers that draw random numbers in training (Dropout, noise), and the device's program "
-            "draws none, so that its rounds would be others than the simulated ones"
-        )
+        return _DRAWS
     if config.batch_norm in ("local", "shared"):
         return f"its batch_norm is {config.batch_norm!r}; the device's statistics are constants (batch_norm='frozen')"
     if config.objective != "mean":
@@ -258,6 +259,10 @@ def _given(
 ) -> Personal:
     trunk, model = model.trunk, model.above or model
     _check_theta(model)
+    if model.draws and rounds:
+        raise ExportError(f"this model cannot take part in rounds on a device: {_DRAWS}")
+    if model.draws and rounds is None:
+        warn_user(f"this model is exported without rounds on a device: {_DRAWS}")
     model = of_one_array(model)
     theta, head = tuple(np.asarray(w) for w in theta), Head(*(np.asarray(w, np.float32) for w in head))
     shapes = [w.shape for w in model.initial_theta]
@@ -283,7 +288,7 @@ def _given(
     return Personal(
         model=model,
         weights=Weights(theta, head),
-        rounds=True if rounds is None else rounds,
+        rounds=not model.draws if rounds is None else rounds,
         training=training,
         about={"algorithm": None, "client": None} | ({} if dataset is None else {"dataset": one_line(dataset)}),
         preprocessing=preprocessing,
