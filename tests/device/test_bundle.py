@@ -231,7 +231,8 @@ def test_a_model_by_hand(tmp_path):
     model = SplitModel(build_network("omniglot_4conv", (28, 28, 1)))
     theta, head = varied(model), random_head(model, 7)
     x, _ = examples(model, 20, 7)
-    bundle = export((model, theta, head), out=tmp_path / "b", training={"tau": 5}, labels="abcdefg", train=(x, None))
+    given = {"training": {"tau": 5}, "labels": list("abcdefg"), "train": (x, None)}
+    bundle = export((model, theta, head), out=tmp_path / "b", **given)
     assert verify(bundle, interpreter=INTERPRETER).ok
     assert bundle.manifest["training"]["tau"] == 5 and "backbone_int8.tflite" in bundle.manifest["quality"]
     expected = model.features(theta, x).numpy()
@@ -240,7 +241,7 @@ def test_a_model_by_hand(tmp_path):
     half = Runtime(bundle.path("backbone_float16.tflite"), INTERPRETER)("features", x=x)["phi"]
     assert relative_l2(half, expected) < 1e-2
     for given, reason in (
-        ({"labels": "ab"}, "7 outputs, but there are 2"),
+        ({"labels": ["a", "b"]}, "7 outputs, but there are 2"),
         ({"training": {"gamma": 1}}, "unknown in training: gamma"),
     ):
         with pytest.raises(ExportError, match=reason):

@@ -28,6 +28,8 @@ SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # 
         ({"preprocessing": {"scale": 1 / 255, "shift": 0.0}}, "preprocessing has scale, but not stored_dtype"),
         ({"preprocessing": {"mean": np.zeros(3)}}, "preprocessing cannot be written to the manifest"),
         ({"labels": ["a", "b", "a"]}, "two labels are 'a'"),
+        ({"labels": "abc"}, "labels must be a list of names, found the text 'abc'"),
+        ({"client": 99}, "client=99 says which client of a run is meant"),
         ({"labels": ["a", "", "b"]}, "class 1 has an empty name, and a device knows classes by their names"),
         ({"train": (X[:, :5], Y)}, r"train: the examples must be numbers \['N', 8\], found float32 \[20, 5\]"),
         ({"test": (np.where(X > 0.9, np.nan, X), Y)}, "test: an example holds NaN"),
@@ -44,6 +46,12 @@ def test_what_cannot_be_exported_is_refused_at_once(given, message, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_another_source_is_refused(tmp_path):
+    for source, found in ((SOURCE[:2], "SplitModel, tuple"), ((MODEL.backbone, *SOURCE[1:]), ".*, tuple, Head")):
+        with pytest.raises(ExportError, match=rf"must be \(SplitModel, theta, head\), .* found \({found}\)"):
+            export(source, out=tmp_path / "b")
+
+
 def test_a_model_that_draws_has_no_rounds_and_says_so():
     model = SplitModel(keras.Sequential([keras.Input((8,)), keras.layers.Dense(6), keras.layers.Dropout(0.5)]))
     source = (model, model.initial_theta, SOURCE[2])
@@ -57,13 +65,14 @@ def test_a_model_that_draws_has_no_rounds_and_says_so():
 def test_numbers_of_numpy_and_lists_are_taken():
     training = {"tau": np.int64(5), "beta": np.float32(0.5), "safeguard": np.bool_(False)}
     preprocessing = {"scale": np.float32(0.5), "shift": 0, "stored_dtype": "uint8"}
+    source = MODEL, [w.astype(np.float64) for w in MODEL.initial_theta], SOURCE[2]
     personal = personal_model(
-        SOURCE, None, training=training, preprocessing=preprocessing, test=(X.tolist(), Y.tolist()), dataset="a\udce9"
+        source, None, training=training, preprocessing=preprocessing, test=(X.tolist(), Y.tolist()), dataset="a\udce9"
     )
     assert json.loads(json.dumps(personal.training)).items() >= {"tau": 5, "beta": 0.5, "safeguard": False}.items()
     assert json.loads(json.dumps(personal.preprocessing)) == {"scale": 0.5, "shift": 0, "stored_dtype": "uint8"}
     assert personal.test[0].dtype == np.float32 and np.array_equal(personal.test[0], X)
-    assert {w.dtype for w in personal.weights.head} == {np.dtype(np.float32)}
+    assert {w.dtype for w in (*personal.weights.theta, *personal.weights.head)} == {np.dtype(np.float32)}
     assert personal.about["dataset"].encode()
 
 

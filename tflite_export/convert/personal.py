@@ -59,8 +59,8 @@ class Personal(NamedTuple):
 
 _CHUNK = 256  # examples that go through the trunk at a time
 _DRAWS = (
-    "its network has layers that draw random numbers in training (Dropout, noise), and the device's program draws none, "
-    "so that its rounds would be others than the simulated ones"
+    "its network has layers that draw random numbers in training (Dropout, noise), and the device's program draws "
+    "none, so that its rounds would be others than the simulated ones"
 )
 TRAINING = {"tau": 50, "beta": 0.007, "rho": 0.001, "head_rate": 0.001, "safeguard": True}
 
@@ -80,6 +80,16 @@ def personal_model(source, client: int | str | None, rounds: bool | None = None,
     if not isinstance(rounds, bool | None):
         raise ExportError(f"rounds must be True, False or None, found {rounds!r}")
     if isinstance(source, tuple):
+        if len(source) != 3 or not hasattr(source[0], "initial_theta"):
+            found = ", ".join(type(part).__name__ for part in source)
+            raise ExportError(
+                "the source must be (SplitModel, theta, head), where SplitModel(network) is made of a Keras model; "
+                f"found ({found})"
+            )
+        if client is not None:
+            raise ExportError(
+                f"client={client!r} says which client of a run is meant, and this is no run: leave it out"
+            )
         return _given(*source, rounds=rounds, **given)
     if given:
         raise ExportError(f"{', '.join(given)}: a run has its own; leave them out")
@@ -264,7 +274,7 @@ def _given(
     if model.draws and rounds is None:
         warn_user(f"this model is exported without rounds on a device: {_DRAWS}")
     model = of_one_array(model)
-    theta, head = tuple(np.asarray(w) for w in theta), Head(*(np.asarray(w, np.float32) for w in head))
+    theta, head = tuple(np.asarray(w, np.float32) for w in theta), Head(*(np.asarray(w, np.float32) for w in head))
     shapes = [w.shape for w in model.initial_theta]
     if [w.shape for w in theta] != shapes:
         raise ExportError(f"theta must have the shapes {shapes}, found {[w.shape for w in theta]}")
@@ -280,6 +290,8 @@ def _given(
         raise ExportError(f"unknown in training: {', '.join(sorted(unknown))}; there are {', '.join(TRAINING)}")
     training, preprocessing = _entries({**TRAINING, **(training or {})}, preprocessing or {})
     k = head.bias.shape[0]
+    if isinstance(labels, str):
+        raise ExportError(f"labels must be a list of names, found the text {labels!r}")
     labels = [str(i) for i in range(k)] if labels is None else [one_line(name) for name in labels]
     if len(labels) != k:
         raise ExportError(f"the head has {k} outputs, but there are {len(labels)} labels")
