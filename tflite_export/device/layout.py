@@ -6,7 +6,7 @@ STATIC_PROGRAM = "program_static.tflite"  # the same with 32 examples and the cl
 THETA = "theta.bin"  # the backbone's weights: float32, flat
 HEAD = "head.bin"  # the client's head; see head_file.py
 LABELS = "labels.txt"  # one class on each line
-CHECK = "check.npz"  # inputs and the outputs expected of them, for `verify`; the clients refuse a bundle without it
+CHECK = "check.npz"  # inputs and the outputs expected of them; only `verify` reads them
 MODEL_CARD = "MODEL_CARD.md"  # what the model is, for people
 
 # These exist only if exported with `inference`: for apps that predict and do not train.
