@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from contextlib import contextmanager
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -62,9 +62,9 @@ class ExampleStore:
     ):
         if policy not in POLICIES:
             raise ExampleStoreError(f"unknown policy {policy!r}: one of {', '.join(POLICIES)}")
-        if not (isinstance(capacity, Integral) and 1 <= capacity <= MOST):
+        if not (isinstance(capacity, int | np.integer) and 1 <= capacity <= MOST):
             raise ExampleStoreError(f"capacity must be a whole number from 1 to {MOST}, found {capacity!r}")
-        if not (isinstance(seed, Integral) and 0 <= seed < 2**64):
+        if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**64):
             raise ExampleStoreError(f"the seed must be a whole number from 0 to 2^64 - 1, found {seed!r}")
         self.path, self.shape = Path(path), tuple(map(int, shape))
         self.capacity, self.policy, self.seed = int(capacity), policy, int(seed)

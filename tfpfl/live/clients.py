@@ -62,7 +62,13 @@ class Clients:
         self.on_enrolled: Callable[[ClientInfo], None] = lambda info: None  # makes the bundle of a client
         self._use(self.population)
 
+    failed: BaseException | None = None  # what has ended the rounds
     book: Any  # of members and of what arrived; `LiveRounds` opens it
+
+    def _check_on(self) -> None:
+        """Raises what has ended the rounds: "the round is over" would be wrong, a new start may count what comes."""
+        if self.failed is not None:
+            raise self.failed
 
     def state(self, client: int, number: int) -> dict:
         """What became of a client in a round: whether what it sent is counted."""

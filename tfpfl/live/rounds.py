@@ -61,7 +61,6 @@ class LiveRounds(Clients):
         self._server = self._training.server_state()
         self.book = self._open_book(run.folder / LIVE)
         self.saved = run.store.round_num  # the last round that is saved; any thread may read it
-        self.failed: BaseException | None = None
         self.told: set[int] = set()  # the clients that know that the run is over
         self.programs: dict[int, str] = {}  # {K: sha256 of the program that devices with K classes must have}
         self._stepped: Stepped | None = None
@@ -235,11 +234,6 @@ class LiveRounds(Clients):
     def _heard(self, client: int, now: float) -> None:
         """Notes that a client is awake."""
         self.seen[client] = now
-
-    def _check_on(self) -> None:
-        """Raises what has ended the rounds: "the round is over" would be wrong, a new start may count what comes."""
-        if self.failed is not None:
-            raise self.failed
 
     def refresh(self) -> None:
         """Reads the members again, after tokens were made or revoked; the open round does not wait for them."""

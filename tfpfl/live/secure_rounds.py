@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from tfpfl.live.book import Book, OpenRound
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules, Stepped, View, whole
 from tfpfl.live.secure_book import FAILED, SecureBook
+from tfpfl.live.secure_messages import by_client, peer_of, public_keys, told_of
 from tfpfl.live.secure_sum import Circle, Shares, open_sum, without_few
 
 _logger = logging.getLogger(__name__)
@@ -190,19 +191,19 @@ class SecureRounds(LiveRounds):
             raise Refused(422, str(error)) from None
         self.book.put_message(number, attempt, phase, client, body, now, self._members[client].key)
         if phase == KEYS:
-            self._public |= _public(about)
+            self._public |= public_keys(about)
         self.view = view._replace(waiting=view.waiting - {client})
         if not self.view.waiting or (phase == UNMASK and self._can_open()):
             self._advance(now)
         return done
 
     def _check_keys(self, client: int, about: dict, _, known: Phase) -> None:
-        peer = checked_peer(known.attempt, _told(client, self._members[client].key, about))
+        peer = checked_peer(known.attempt, told_of(client, self._members[client].key, about))
         if peer.mask == peer.share or not self._public.isdisjoint((peer.mask, peer.share)):
             raise SecureError("every key of an attempt must be another one: devices refuse two that are equal")
 
     def _check_shares(self, client: int, about: dict, _, known: Phase) -> None:
-        boxes = _by_client(about, "boxes", _BOX)
+        boxes = by_client(about, "boxes", _BOX)
         if boxes.keys() != set(known.neighbours[client]):
             raise SecureError(f"client {client} must send one box for each of its neighbours")
 
@@ -215,7 +216,7 @@ class SecureRounds(LiveRounds):
     def _check_unmask(self, client: int, about: dict, _, known: Phase) -> None:
         boxed = known.boxed & set(known.neighbours[client])
         for name, wanted in (("self", boxed & known.survivors), ("mask", boxed - known.survivors)):
-            shares = _by_client(about, name, shamir.SIZE)
+            shares = by_client(about, name, shamir.SIZE)
             if shares.keys() != wanted or any(int.from_bytes(s, "big") >= shamir.ORDER for s in shares.values()):
                 raise SecureError(f"client {client} must send the shares {name!r} of {sorted(wanted)}")
 
@@ -268,7 +269,7 @@ class SecureRounds(LiveRounds):
         base, found = {"attempt": kept.number}, {}
         read = {phase: self.book.messages(opened.number, kept.number, phase) for phase in (KEYS, SHARES)}
         if kept.phase == KEYS:
-            self._public = set().union(*(_public(wire.read_json(body)) for body in read[KEYS].values()))
+            self._public = set().union(*(public_keys(wire.read_json(body)) for body in read[KEYS].values()))
             codec = {name: getattr(known.codec, name) for name in _CODEC}
             run, theta = self.run.config.run_id, opened.theta
             for i, arrival in opened.arrival.items():
@@ -277,8 +278,8 @@ class SecureRounds(LiveRounds):
                 found[i] = base | own | {"run": run, "theta": theta, "codec": codec}
         else:
             identities = self.book.identities(opened.number, kept.number)
-            told = {i: _told(i, identities[i], wire.read_json(body)) for i, body in read[KEYS].items()}
-            keys = {i: _peer(about) for i, about in told.items()}
+            told = {i: told_of(i, identities[i], wire.read_json(body)) for i, body in read[KEYS].items()}
+            keys = {i: peer_of(about) for i, about in told.items()}
             near = graph.neighbours(attempt, keys, kept.about["threshold"])
             limits = {i: graph.threshold_of(len(n), kept.about["threshold"]) for i, n in near.items()}
             known = known._replace(keys=keys, neighbours=near, thresholds=limits)
@@ -397,7 +398,7 @@ class SecureRounds(LiveRounds):
         shares = {}
         for i, body in came.items():
             about = wire.read_json(body)
-            shares[i] = Shares(*(_by_client(about, name, shamir.SIZE) for name in ("self", "mask")))
+            shares[i] = Shares(*(by_client(about, name, shamir.SIZE) for name in ("self", "mask")))
         try:
             total = open_sum(known.attempt, known.circle, known.keys, masked, shares)
         except InvalidInput as error:
@@ -439,31 +440,3 @@ class SecureRounds(LiveRounds):
 
 
 _CODEC = ("size", "clients", "clip", "max_weight", "max_examples", "exponent", "loss_exponent")
-
-
-def _told(client: int, identity: str | None, about: dict) -> dict:
-    """What the neighbours of a client are told of it."""
-    keys = {name: about.get(name) for name in ("mask", "share", "signature")}
-    return keys | {"client": client, "identity": identity}
-
-
-def _public(about: dict) -> set[bytes]:
-    """The public keys of a message, which was checked when it came."""
-    return {wire.to_bytes(about[name], name) for name in ("mask", "share")}
-
-
-def _peer(about: dict) -> Peer:
-    """The public keys of a client, whose message was checked when it came."""
-    return Peer(about["client"], *(wire.to_bytes(about[name], name) for name in ("mask", "share")))
-
-
-def _by_client(about: dict, name: str, size: int) -> dict[int, bytes]:
-    """{client: bytes} of an entry of a message.
-
-    Raises:
-        WireError: it is something else.
-    """
-    found: Any = about.get(name)
-    if not isinstance(found, dict) or not all(i.isascii() and i.isdigit() and str(int(i[:10])) == i for i in found):
-        raise wire.WireError(f"{name} must be a JSON object whose names are clients")
-    return {int(i): wire.to_bytes(text, name, size) for i, text in found.items()}
