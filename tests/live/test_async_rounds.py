@@ -209,6 +209,46 @@ def test_a_step_that_cannot_be_saved_ends_the_server_and_a_new_start_saves_it(wh
     rounds.close()
 
 
+def test_scores_that_cannot_be_saved_end_the_server_and_a_new_start_saves_them(make_run, tmp_path, monkeypatch):
+    """It had waited for ever: nobody was asked for scores any more, and the run was not over."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=1) as run:
+        rounds = joined(run, deadline=10.0)
+        send(rounds, 0)
+        send(rounds, 1)
+
+        def full(*_):
+            raise StoreError("the disk is full")
+
+        rows = [{"split": "test", "examples": 0, "loss": 0.25, "score": 0.5}]
+        with monkeypatch.context() as patched:
+            patched.setattr(run.store, "add_scores", full)
+            for client in range(10):
+                examples = int(run.federation.num_examples("test")[client])
+                about = {"theta": rounds.work(client, 2.0)["theta"], "scores": [rows[0] | {"examples": examples}]}
+                if client < 9:
+                    rounds.score(client, 1, about, 2.0)
+            with pytest.raises(StoreError):
+                rounds.score(9, 1, about, 2.0)
+        for call in (lambda: rounds.tick(3.0), lambda: rounds.score(9, 1, about, 3.0)):
+            with pytest.raises(StoreError, match="the disk is full"):
+                call()
+        rounds.close()
+        rounds = AsyncRounds(run, Rules(buffer=2, wait_for=10, deadline=10.0), 4.0)
+        assert len(run.store.evaluations(1)) == 10 and rounds.view.kind == wire.DONE
+        rounds.close()
+
+
+def test_nobody_waits_for_the_scores_of_a_client_with_a_new_token(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=1) as run:
+        rounds = joined(run)
+        send(rounds, 0)
+        send(rounds, 1)
+        rounds.book.set_tokens({3: "another"})
+        rounds.refresh()
+        assert rounds._scoring[1].waiting == frozenset(range(10)) - {3}
+        rounds.close()
+
+
 @pytest.mark.parametrize("stopped_for", [1.0, 5000.0])
 def test_who_was_away_before_a_start_of_the_server_is_away_after_it(whole, stopped_for):
     """And who was there is not made away by a server that was stopped for long."""

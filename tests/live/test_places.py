@@ -309,3 +309,22 @@ def test_a_device_whose_scores_are_not_taken_goes_on():
     device._ask = lambda *_: Answer(403, b'{"error": "revoked"}')
     with pytest.raises(ServerError, match="revoked"):
         device._send_scores({"theta": "0", "round": 7}, [])
+
+
+def test_a_client_that_could_not_be_written_has_not_joined(places, tmp_path, monkeypatch):
+    """Its second try had been taken from memory: after a restart, it had a key and no number of examples."""
+    with new_run(places, tmp_path / "run") as run:
+        rounds = opened(run)
+
+        def full(*_):
+            raise OSError("no space left")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("tfpfl.live.enrolled.write_whole", full)
+            for _ in range(2):
+                with pytest.raises(OSError, match="no space left"):
+                    join(rounds, 4, 30)
+        assert rounds.enrolled.ids == [] and not (run.folder / "enrolled.json").exists()
+        join(rounds, 4, 30)
+        assert rounds.enrolled.ids == [4] == list(map(int, json.loads((run.folder / "enrolled.json").read_text())))
+        rounds.close()

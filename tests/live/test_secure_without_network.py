@@ -540,3 +540,23 @@ def test_a_client_with_a_key_that_is_there_already_is_refused_and_the_others_go_
     rounds.tick(99.0)
     check_step(secure_run, given, [i for i in range(10) if i != 3])
     rounds.close()
+
+
+def test_a_round_waits_for_members_with_new_tokens_if_the_others_are_too_few(secure_run, tmp_path):
+    """Attempts would fail and begin again, with the same two clients."""
+    given = gradients(secure_run)
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, given)
+    rounds.book.set_tokens({i: f"new token {i}" for i in range(2, 10)})
+    rounds.refresh()
+    for now in range(1, 62, 5):
+        rounds.tick(float(now))
+        answer_once(rounds, without(phones, *range(2, 10)), float(now))
+    assert not reasons(rounds) and rounds.view.kind == wire.KEYS and not rounds.view.waiting
+    for i in range(2, 10):
+        rounds.join(f"new token {i}", phones[i].about, 62.0)
+    rounds.tick(63.0)
+    assert rounds.view.waiting == frozenset(range(2, 10)) and rounds.book.attempt(1).number == 1
+    answer(rounds, phones, 64.0)
+    rounds.tick(199.0)
+    check_step(secure_run, given, range(10))
+    rounds.close()

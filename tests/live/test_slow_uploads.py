@@ -149,7 +149,7 @@ def test_answers_share_their_theta():
 
 
 def test_a_device_that_does_not_read_an_answer_is_cut_off(monkeypatch):
-    monkeypatch.setattr(thetas, "SLOWEST_BODY", 0.01)
+    monkeypatch.setattr(thetas, "_SLOWEST_PIECE", 0.01)
     writer = Writer(blocks=True)
     with pytest.raises(ConnectionResetError, match="no more of an answer was read in 0.01 s"):
         asyncio.run(thetas.Shared(b"x").write(writer))
@@ -159,7 +159,7 @@ def test_a_device_that_does_not_read_an_answer_is_cut_off(monkeypatch):
 @pytest.mark.parametrize("target", ["/v1/theta/{}", "/v1/work?wait=0&have=none"])
 def test_its_connection_ends_and_others_get_the_whole_theta(live, monkeypatch, target):
     rounds, talkers = live
-    monkeypatch.setattr(thetas, "SLOWEST_BODY", 0.5)
+    monkeypatch.setattr(thetas, "_SLOWEST_PIECE", 0.5)
     is_cut_off, write = threading.Event(), thetas.Shared.write
 
     async def written(*given):

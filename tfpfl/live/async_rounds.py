@@ -137,6 +137,7 @@ class AsyncRounds(LiveRounds):
             WireError: an entry is missing or wrong.
         """
         self.seen[client] = now  # it has asked for work before, and then been at work
+        self._check_on()
         scoring = self._scoring.get(number)
         if scoring is None:
             raise Refused(410, f"no scores of step {number} are wanted now")
@@ -168,7 +169,7 @@ class AsyncRounds(LiveRounds):
     def refresh(self) -> None:
         """Reads the members again, after tokens were made or revoked; nobody waits for the scores of revoked ones."""
         super().refresh()
-        gone = {i for i, m in self._members.items() if m.revoked}
+        gone = self._gone()
         self._scoring = {n: s._replace(waiting=s.waiting - gone) for n, s in self._scoring.items()}
 
     def tick(self, now: float) -> None:
@@ -226,6 +227,7 @@ class AsyncRounds(LiveRounds):
         self.thetas = kept | {name: theta.astype("<f4").tobytes()}
         return name
 
+    @whole
     def _take(self, arrival, payload: bytes, now: float) -> None:
         """Counts an arrival that is in the log, and saves the step that it may have made."""
         gradient = payloads.decode(payload, self.model.num_backbone_weights)
@@ -291,6 +293,7 @@ class AsyncRounds(LiveRounds):
             scoring = Scoring(self._newest, waiting, now + self.rules.deadline)
             self._scoring = {**self._scoring, number: scoring}
 
+    @whole
     def _end_scores(self, number: int) -> None:
         """Saves the scores of a step."""
         self._scoring = {n: s for n, s in self._scoring.items() if n != number}

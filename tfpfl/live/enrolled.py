@@ -80,19 +80,19 @@ class Enrolled:
     def add(self, client: int, examples: int, classes: int) -> None:
         """Takes a client in, which `checked` has checked, for the rounds that open from now on."""
         if client not in self._known:
-            self._known[client] = {"examples": examples, "classes": classes, "since": None}
-            self._write()
+            known = self._known | {client: {"examples": examples, "classes": classes, "since": None}}
+            self._write(known)
+            self._known = known  # not before it is on disk
 
     def count(self, number: int) -> None:
         """Lets all who have joined count from this round on, which is about to open."""
-        new = [i for i, about in self._known.items() if about["since"] is None]
-        for client in new:
-            self._known[client]["since"] = number
+        new = {i: about | {"since": number} for i, about in self._known.items() if about["since"] is None}
         if new:
-            self._write()
+            self._write(self._known | new)
+            self._known |= new
 
-    def _write(self) -> None:
-        known = {str(i): self._known[i] for i in sorted(self._known)}
+    def _write(self, found: dict[int, dict]) -> None:
+        known = {str(i): found[i] for i in sorted(found)}
         write_whole(self._path, (json.dumps(known, indent=2) + "\n").encode(), 0o600)
 
     def population(self, number: int) -> Population | None:

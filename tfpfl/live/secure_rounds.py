@@ -193,7 +193,7 @@ class SecureRounds(LiveRounds):
         if phase == KEYS:
             self._public |= public_keys(about)
         self.view = view._replace(waiting=view.waiting - {client})
-        if not self.view.waiting or (phase == UNMASK and self._can_open()):
+        if not (self.view.waiting or self._lacks_members()) or (phase == UNMASK and self._can_open()):
             self._advance(now)
         return done
 
@@ -257,7 +257,7 @@ class SecureRounds(LiveRounds):
             self._begin(opened, now + self.rules.deadline)
         else:
             self._show(opened, now + (self.rules.deadline if attempt.phase == KEYS else self.rules.phase))
-            if not self.view.waiting:
+            if not self.view.waiting and not self._lacks_members():
                 self._advance(now)
 
     def _show(self, opened: OpenRound, deadline: float) -> None:
@@ -316,17 +316,26 @@ class SecureRounds(LiveRounds):
         if self.view.kind not in PHASES:
             super().tick(now)
             return
-        view = self.view
-        if now < view.deadline and view.waiting:
+        if self.view.kind == KEYS and not self.view.waiting:  # members may have joined with a new token meanwhile
+            self._show(self._open_round, self.view.deadline)
+        view, lacks = self.view, self._lacks_members()
+        if now < view.deadline and (view.waiting or lacks):
             return
         assert self._phase is not None
         came = len(self.book.messages(view.round_num, self._phase.attempt.number, view.kind))
         few = came < max(LEAST, int(np.ceil(self.rules.quorum * (came + len(view.waiting)) - 1e-9)))
-        if view.kind == KEYS and view.waiting and few:  # nobody has done anything yet that would be lost
+        if view.kind == KEYS and (view.waiting or lacks) and few:  # nobody has done anything yet that would be lost
             self.book.extend(view.round_num, now + self.rules.deadline, now)
-            self.view = view._replace(deadline=now + self.rules.deadline)
+            self._show(self._open_round, now + self.rules.deadline)  # also to those who have joined with a new token
         else:
             self._advance(now)
+
+    def _lacks_members(self) -> bool:
+        """Whether too few have sent keys for a sum, and members with a new token may still join."""
+        if self.view.kind != KEYS or all(self._members[i].key for i in self._open_round.arrival):
+            return False
+        assert self._phase is not None
+        return len(self.book.messages(self.view.round_num, self._phase.attempt.number, KEYS)) < LEAST
 
     def _give_up(self, now: float) -> bool:
         """Ends a round of which too many members were revoked, without a sum: no attempt could have one."""

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from aiohttp import Payload, web
 
 from tflite_export.device.live import wire
-from tfpfl.live.gate import SLOWEST_BODY
 from tfpfl.live.rules import Refused
 
 _PIECE = 2**18  # bytes that are copied for a device at a time
+_SLOWEST_PIECE = 300.0  # seconds; beside a piece, the operating system holds a few megabytes that are on their way
 
 
 class Sent(NamedTuple):
@@ -23,7 +23,7 @@ class Sent(NamedTuple):
 
 
 class Shared(Payload):
-    """The body of an answer, made of bytes that many answers share. A device that does not read it is cut off.
+    """The body of an answer, made of bytes that many answers share. A device that reads no more of it is cut off.
 
     Args:
         parts: what the body has, one after the other.
@@ -38,7 +38,7 @@ class Shared(Payload):
         return b"".join(self._value).decode(encoding, errors)
 
     async def write(self, writer) -> None:
-        """Sends it; a device has `SLOWEST_BODY` seconds for each piece.
+        """Sends it; a device has `_SLOWEST_PIECE` seconds for each piece.
 
         Raises:
             ConnectionResetError: it took longer.
@@ -47,12 +47,12 @@ class Shared(Payload):
             part = memoryview(content)
             for begin in range(0, len(part), _PIECE):
                 try:
-                    async with asyncio.timeout(SLOWEST_BODY):
+                    async with asyncio.timeout(_SLOWEST_PIECE):
                         await writer.write(part[begin : begin + _PIECE])
                 except TimeoutError:
                     if writer.transport is not None:
                         writer.transport.abort()  # without waiting for what it has not read
-                    raise ConnectionResetError(f"no more of an answer was read in {SLOWEST_BODY:g} s") from None
+                    raise ConnectionResetError(f"no more of an answer was read in {_SLOWEST_PIECE:g} s") from None
 
 
 class Thetas:

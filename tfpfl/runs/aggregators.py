@@ -5,7 +5,8 @@ tfpfl's own and work on all engines; the server then sees the updates of single 
 
     weighted mean   m = sum_i w_i u_i / sum_i w_i, of u_i clipped, zeroed or compressed; where the algorithm adds
                     w_i u_i (PFLEGO's gradients), the sum is m * sum_i w_i
-    private         m = (sum_i clip(u_i) + noise) / r for updates that are averaged: every client counts the same; and
+    private         m = (sum_i clip(u_i) + noise) / r for updates that are averaged, with r the clients that are
+                    expected to come back: every client counts the same; and
                     (sum_i clip(w_i u_i) + noise) for those that are added
 """
 
@@ -170,7 +171,7 @@ def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:
     Args:
         name: a key of `OF_TFF`.
         arguments: {name: number}.
-        algorithm: gives the expected number of clients in a round, if the aggregator needs it.
+        algorithm: gives the expected number of clients that come back in a round, if the aggregator needs it.
 
     Raises:
         InvalidArgument: the aggregator cannot combine this algorithm's updates, see `check_method`; or it is private,

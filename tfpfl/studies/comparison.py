@@ -387,7 +387,8 @@ def text(table: list[dict], kind: str, protocol: Protocol = EV_ALL, notes: Seque
         return csv_text(list(table[0]), table)
     score = score_of(table[0])
     rounded = [{markdown(name): markdown(shown(name, value, score)) for name, value in row.items()} for row in table]
-    below = [f"{score.name}: {protocol}", INTERVALS, *map(one_line, notes)]
+    below = [f"{score.name}: {protocol}", *map(one_line, notes)]
+    below += [INTERVALS] if any(name.endswith(" ±") for name in table[0]) else []
     written = tabulate(rounded, headers="keys", tablefmt="github", disable_numparse=True)
     return written + "".join(f"\n\n{sentence}" for sentence in below) + "\n"
 

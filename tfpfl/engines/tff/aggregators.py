@@ -1,7 +1,7 @@
 """TFF's aggregators for the TFF engine (clipping, zeroing, compression, privacy), and how a round uses them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -80,14 +80,13 @@ def check_mean(aggregator: Any, clients_per_round: float) -> float | None:
             "sums exist only in its test backend. Set this backend's context after the first call of a function of "
             "tfpfl that uses TFF: that call sets a context of its own)"
         ) from error
+    divisor = next(_denominators(process.initialize()), None)
     if nothing:  # noise
         query = getattr(aggregator, "_query", None)  # of DifferentiallyPrivateFactory; it has no public name
-        is_sum = query is not None and not hasattr(query, "_denominator")
-        divisor: float | None = float(getattr(query, "_denominator", clients_per_round))
+        is_sum = query is not None and divisor is None
+        divisor = clients_per_round if divisor is None else divisor  # of noise that is not TFF's, nothing is known
     else:
-        divisor = clients * PROBES[0] / found[0] if fixed else None
-        if divisor is not None and math.isclose(divisor, clients_per_round, rel_tol=1e-5):
-            divisor = clients_per_round  # without the rounding of float32
+        divisor = clients * PROBES[0] / found[0] if fixed and divisor is None else divisor
         # A divisor that is not the number of clients, such as the expected one, changes the result by less than this.
         is_sum = any(abs(result) > value * clients**0.5 for result, value in zip(found, PROBES, strict=True))
     if is_sum:
@@ -98,6 +97,19 @@ def check_mean(aggregator: Any, clients_per_round: float) -> float | None:
             "A method that adds its updates (aggregate='sum') gets its sum back from the mean"
         )
     return divisor
+
+
+def _denominators(state: Any) -> Iterator[float]:
+    """The numbers of clients by which private queries divide a sum, from the state of their aggregator."""
+    if hasattr(state, "_asdict"):
+        state = state._asdict()
+    if isinstance(state, Mapping):
+        if "denominator" in state:
+            yield float(state["denominator"])
+        state = list(state.values())
+    if isinstance(state, list | tuple):
+        for part in state:
+            yield from _denominators(part)
 
 
 def make_adder(algorithm, aggregator, contribution_type):
@@ -130,7 +142,7 @@ def make_adder(algorithm, aggregator, contribution_type):
         return None, add
 
     check_no_balance(algorithm, "an aggregator of TFF")
-    divisor = check_mean(aggregator, algorithm.population.clients_that_arrive)
+    divisor = check_mean(aggregator, algorithm.population.clients_per_round)
     weighted = isinstance(aggregator, tff.aggregators.WeightedAggregationFactory)
     averaged = [kind == "mean" for kind in kinds(algorithm) if kind != "rows"]
 
@@ -189,6 +201,11 @@ class WithState:
     def next(self, server: Aggregated, *arguments):
         """Executes one round; arguments and result are those of the wrapped process, with the state in bytes."""
         state = _from_bytes(server.aggregator, self._first) if len(server.aggregator) else self._first
+        if (found := list(_denominators(state))) != (needed := list(_denominators(self._first))):
+            raise InvalidArgument(
+                f"this run's aggregator divides by {found[0]:g} clients, and {needed[0]:g} are expected to come back: "
+                "an older version of tfpfl began the run. Go on with that version, or begin a new run"
+            )
         output = self._process.next(Aggregated(server.own, state), *arguments)
         return output._replace(server=Aggregated(output.server.own, _to_bytes(output.server.aggregator)))
 
@@ -204,8 +221,8 @@ def _from_bytes(saved, like):
     held, wanted = load(saved.tobytes()), tf.nest.flatten(like)
     if len(held) != len(wanted):
         raise InvalidArgument(
-            f"the state of this run's aggregator has {len(held)} parts, and {len(wanted)} are needed: another version "
-            "of tfpfl made it. Go on with that version, or begin a new run"
+            f"the state of this run's aggregator has {len(held)} parts, and {len(wanted)} are needed: it is of another "
+            "aggregator, or of an older version of tfpfl. Go on with that one, or begin a new run"
         )
     leaves = [
         held[str(i)].tobytes() if np.asarray(leaf).dtype.kind in "SO" else held[str(i)] for i, leaf in enumerate(wanted)
@@ -273,7 +290,10 @@ def _zeroing(inner, norm: float | None = None):
 
 
 def robust():
-    """TFF's `robust_aggregator`: first `zero`, then `clip`, both with limits that follow estimated quantiles."""
+    """First `zero`, then `clip`, both with limits that follow estimated quantiles.
+
+    It is TFF's `robust_aggregator`, but that who was rejected or zeroed does not count in the limits.
+    """
     return _zeroing(clip())
 
 
@@ -311,6 +331,7 @@ def compress(*, bits: int = 8, threshold: int = QUANTIZED_ABOVE):
 def _quantized(x, bits: int):
     """The numbers that a server reads of a tensor that is sent with `bits` bits a number."""
     words = tf.reshape(tf.bitcast(x, tf.int32), [-1])
+    words = tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, 15))  # so that a sign changes several bits
     places = tf.range(1, 2 * tf.size(words), 2)  # odd, so that no word loses bits; a sum of int32 has no order
     seed = tf.stack([tf.reduce_sum(words), tf.reduce_sum(words * places)])
     random = tf.random.stateless_uniform(tf.shape(x), seed, dtype=x.dtype, alg="philox")
@@ -325,7 +346,7 @@ def dp(*, noise: float, clip: float, clients: float):
     Args:
         noise: the noise multiplier.
         clip: the L2 norm.
-        clients: the expected number of clients in a round, by which the sum is divided.
+        clients: the expected number of clients that come back in a round, by which the sum is divided.
     """
     tff = require_tff()
     return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(noise, clients, clip)

@@ -129,12 +129,13 @@ def _text(there: list[list], seeds: int) -> str:
 
 def _heading(experiment: Experiment) -> str:
     title = get_method(experiment.reference).title
-    which = (
-        "the mean of those of the ten rounds up to there that were evaluated: all ten at the end of a run, and often "
-        "one in its middle"
-        if protocols.protocol(experiment.protocol).when == "last10"
-        else "that of the best round up to there, chosen by the same test examples"
-    )
+    ten = "the mean of those of the ten rounds up to there that were evaluated: all ten at the end of a run, and often "
+    which = {
+        "last10": ten + "one in its middle",
+        "last": "that of the last evaluated round up to there",
+        "best_test": "that of the best round up to there, chosen by the same test examples",
+        "best_validation": "that of the best round up to there, chosen by validation examples",
+    }[protocols.protocol(experiment.protocol).when]
     return (
         f"At equal cost: accuracy, and in brackets the rounds, of each method when it has spent as many FLOPs, seconds "
         f"or bytes as {title} in all its rounds. The accuracy is {which}."
