@@ -137,7 +137,10 @@ class SecureRounds(LiveRounds):
     def join(self, token: str, about: dict, now: float) -> dict:
         """`LiveRounds.join`, of a device that speaks the protocol of secure rounds; another one is refused (409)."""
         self.require(str(about.get("secure")))
-        return super().join(token, about, now) | {"secure": True}
+        told = super().join(token, about, now) | {"secure": True}
+        if self.view.kind == KEYS:  # it may be a member with a new token
+            self._show(self._open_round, self.view.deadline)
+        return told
 
     def work(self, client: int, now: float) -> dict | None:
         """`LiveRounds.work`; while an attempt is open, what the device has to do in its phase."""
