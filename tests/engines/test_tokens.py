@@ -265,6 +265,31 @@ def test_of_several_embeddings_those_count_that_read_the_input(federation):
         check_inputs(both, federation)
 
 
+class Rare(keras.layers.Layer):
+    """Rare words, those from 7 on, are one word."""
+
+    def call(self, x):
+        x = tf.cast(x, tf.int32)
+        return tf.where(x >= 7, tf.zeros_like(x), x)
+
+
+def test_an_embedding_of_other_numbers_than_the_tokens_is_no_limit(federation):
+    inputs, layers = keras.Input((LENGTH,)), keras.layers
+    rare = layers.Embedding(7, 3)(Rare()(inputs))
+    both = keras.Model(inputs, layers.Flatten()(layers.Concatenate()([layers.Embedding(WORDS, 3)(inputs), rare])))
+    for network, limit in ((keras.Model(inputs, layers.Flatten()(rare)), None), (both, WORDS)):
+        model = tfpfl.SplitModel(network)
+        assert (model.reads, model.vocabulary) == ("whole", limit)
+        check_inputs(model, federation)
+
+
+def test_parts_of_the_input_that_one_embedding_looks_up_have_its_limit():
+    inputs, words = keras.Input((LENGTH,)), keras.layers.Embedding(WORDS, 3)
+    by_column = [words(inputs[:, i]) for i in range(LENGTH)]
+    for found in (keras.layers.Flatten()(words(inputs[:, :-1])), keras.layers.Concatenate()(by_column)):
+        assert tfpfl.SplitModel(keras.Model(inputs, found)).vocabulary == WORDS
+
+
 def test_columns_with_embeddings_of_their_own_have_no_common_limit():
     model = tfpfl.SplitModel(by_columns())
     assert (model.reads, model.vocabulary) == ("whole", None)

@@ -33,7 +33,8 @@ class Traced(NamedTuple):
 
     activation_bytes: int  # the size of all floating-point numbers of a forward pass of one example
     reads: list[str]  # of each array: 'numbers'; 'whole': it is only cast to integers; 'mixed': a part of it is
-    tables: list[set[int]]  # of each array: the numbers of rows of the tables whose rows it all names, as it is
+    # Of each array: the numbers of rows of the tables whose rows it names, as it is; whether all of it does.
+    tables: list[dict[int, bool]]
     convolves: bool  # whether it has convolutions, and no loop, such as over the words of a text
     ending: str | None  # 'softmax', 'log-softmax' or 'sigmoid' if the last operation is one of these
 
@@ -111,14 +112,17 @@ def _check_draws(graph: Any) -> None:
 def vocabulary(layers: list[Any], traced: Traced) -> list[int | None]:
     """For each array that a model of these layers takes: how many rows its Embedding has, the fewest if it has several.
 
-    None for numbers, and for whole numbers that are not all looked up as they are, such as those that a layer hashes
-    first, or of which each column has an Embedding of its own.
+    None for numbers, and for whole numbers that are not looked up as they are, such as those that a layer hashes first.
+    Of several Embeddings those count that look up all of an array: columns may have an Embedding of their own each.
     """
-    rows = {int(layer.input_dim) for layer in layers if "Embedding" in {c.__name__ for c in type(layer).__mro__}}
-    return [
-        min(rows & looked_up, default=None) if reads == "whole" else None
-        for reads, looked_up in zip(traced.reads, traced.tables, strict=True)
-    ]
+    rows = [int(layer.input_dim) for layer in layers if "Embedding" in {c.__name__ for c in type(layer).__mro__}]
+    alone = len(rows) == 1 and traced.reads.count("whole") == 1
+
+    def fewest(looked_up: dict[int, bool]) -> int | None:
+        return min((n for n, all_of_it in looked_up.items() if n in rows and (all_of_it or alone)), default=None)
+
+    found = zip(traced.reads, traced.tables, strict=True)
+    return [fewest(looked_up) if reads == "whole" else None for reads, looked_up in found]
 
 
 def _reads(x: Any) -> str:
@@ -138,21 +142,29 @@ def _reads(x: Any) -> str:
     return ("mixed" if numbers else "whole") if whole else "numbers"
 
 
-def _tables(x: Any) -> set[int]:
-    """Of every table in which all of the input x of a graph is looked up, only cast or in another shape: its rows."""
-    found, left, seen = set(), [x], {x.name}
+def _tables(x: Any) -> dict[int, bool]:
+    """{rows of a table: whether all of x} of what the input x of a graph is looked up in, only cast or reshaped."""
+    found: dict[int, bool] = {}
+    left, seen = [(x, True)], {x.name}
     while left:
-        tensor = left.pop()
+        tensor, all_of_it = left.pop()
         for op in tensor.consumers():
             if op.type in ("GatherV2", "ResourceGather") and op.inputs[1].name == tensor.name:
-                found.add(op.inputs[0].shape[0])
-            elif op.type in _TAKES_PARTS and op.outputs[0].shape.num_elements() != tensor.shape.num_elements():
-                continue
-            # Keras 3 looks up where(i < 0, i + rows, i)
-            elif op.type in _PASS or op.type == "Cast" or (op.type == "SelectV2" and op.inputs[2].name == tensor.name):
-                left += [t for t in op.outputs if t.name not in seen]
+                rows = op.inputs[0].shape[0]
+                found[rows] = all_of_it or found.get(rows, False)
+            elif op.type in _PASS or op.type == "Cast" or _counts_from_the_end(op, tensor):
+                is_part = op.type in _TAKES_PARTS and op.outputs[0].shape.num_elements() != tensor.shape.num_elements()
+                left += [(t, all_of_it and not is_part) for t in op.outputs if t.name not in seen]
                 seen |= {t.name for t in op.outputs}
     return found
+
+
+def _counts_from_the_end(op: Any, x: Any) -> bool:
+    """Whether an operation is where(x < 0, ..., x), which Keras 3 looks up for negative numbers."""
+    if op.type != "SelectV2" or op.inputs[2].name != x.name or op.inputs[0].op.type != "Less":
+        return False
+    low, high = op.inputs[0].op.inputs
+    return low.name == x.name and tf.get_static_value(high) == 0
 
 
 def _ending(output: Any) -> str | None:
