@@ -114,8 +114,9 @@ int sync_folder(const char *path); /* of this file: its new name must be on disk
 /* Writes the content of a file; 0 if all was written. */
 typedef int content_writer(int file, const void *of);
 /* Puts a file in the place of `path`. Several threads and processes may do so with one file; it is then one of theirs,
- * whole. replaced: whether it has taken its place; it also has if there is an error of the folder, which could not be
- * written to the disk. */
+ * whole. mode: its permissions, of which the umask takes some; 0: all those of the old file, and 0666 if there is none.
+ * replaced: whether it has taken its place; it also has if there is an error of the folder, which could not be written to
+ * the disk. */
 int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, bool *replaced,
                  char *error);
 

@@ -66,13 +66,15 @@ static int open_beside(const char *path, unsigned mode, char **name, char *error
 int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, bool *replaced,
                  char *error) {
     char *temporary;
-    int file = open_beside(path, mode, &temporary, error), status = 0;
+    struct stat old;
+    bool keeps = mode == 0 && stat(path, &old) == 0;
+    int file = open_beside(path, keeps ? old.st_mode & 0777 : mode ? mode : 0666, &temporary, error), status = 0;
     *replaced = false;
     if (file < 0) {
         free(temporary);
         return TFPFL_SYSTEM_ERROR;
     }
-    int wrong = write_to(file, of) || fsync(file), kept = errno;
+    int wrong = (keeps && fchmod(file, old.st_mode & 0777) != 0) || write_to(file, of) || fsync(file), kept = errno;
     if (close(file) != 0 && !wrong) wrong = 1, kept = errno;
     errno = kept;
     if (wrong) status = system_error(error, temporary);

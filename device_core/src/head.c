@@ -93,10 +93,8 @@ static int write_head(int file, const void *of) {
 
 int save_head(const char *path, const tfpfl_head *head, bool *replaced, char *error) {
     int wrong_names = check_names(head, error);
-    struct stat old;
-    unsigned mode = stat(path, &old) == 0 ? old.st_mode & 0777 : 0666;  /* as private as the old */
     *replaced = false;
-    return wrong_names ? wrong_names : replace_file(path, mode, write_head, head, replaced, error);
+    return wrong_names ? wrong_names : replace_file(path, 0, write_head, head, replaced, error);
 }
 
 int tfpfl_head_save(const char *path, const tfpfl_head *head, char *error) {

@@ -321,6 +321,7 @@ def test_the_hash_is_also_of_what_a_layers_file_imports_from_its_folder(tmp_path
 
 @pytest.mark.parametrize("value", [1.5, "word", [1, None], {"a": 2}])
 def test_the_hash_is_also_of_the_attributes_of_a_layers_class(value, monkeypatch):
+    monkeypatch.setattr(Scaled, "__module__", "of_a_notebook")  # it has no file
     before = hash_of(with_layer(Scaled()))
     monkeypatch.setattr(Scaled, "of_all", object(), raising=False)  # whose text is another one in each process
     assert hash_of(with_layer(Scaled())) == before

@@ -1,6 +1,7 @@
 """Heads, payloads and hashes in C: the same bytes as in Python, the same messages, and nothing lost at kill -9."""
 
 import hashlib
+import os
 import re
 import runpy
 import shutil
@@ -78,12 +79,19 @@ def test_a_damaged_head_is_refused_in_the_same_words(native, tmp_path):
         assert path.read_bytes() == wrong
 
 
-def test_a_head_that_others_may_not_read_stays_so(native, tmp_path):
+@pytest.mark.parametrize("mode", [0o600, 0o664])
+def test_a_head_keeps_its_permissions_whatever_the_umask_is(native, tmp_path, mode):
     path, head = tmp_path / "head.bin", drawn_head(2, 2)
     native.save_head(path, head)
-    path.chmod(0o600)
-    native.save_head(path, head)
-    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(mode)
+    before = os.umask(0o077)
+    try:
+        native.save_head(path, head)
+        native.save_head(tmp_path / "new.bin", head)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+    assert (tmp_path / "new.bin").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_head_that_cannot_be_written_is_told_and_leaves_nothing(native, tmp_path):

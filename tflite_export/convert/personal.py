@@ -251,7 +251,10 @@ def _without_rounds(config) -> dict:
     """The settings with which a device fits its head that takes part in no rounds: those of PFLEGO are its own."""
     if config.algorithm != "pflego":
         return TRAINING
-    return {name: config.hyperparameters[name] for name in ("tau", "beta", "rho", "safeguard")} | {"head_rate": None}
+    found = {name: config.hyperparameters[name] for name in ("tau", "beta", "rho", "safeguard")}
+    if config.hyperparameters["inner_opt"] != "gd":  # then beta is the rate of another optimizer than the device's
+        found["beta"] = TRAINING["beta"]
+    return {**found, "head_rate": None}
 
 
 def _given(

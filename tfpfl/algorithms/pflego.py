@@ -88,7 +88,10 @@ def inner_steps(head, phi, targets, steps, inner, safeguard, kind=CLASSIFICATION
 
 
 def was_raised(before, after):
-    """Whether a step has raised a loss by more than rounding does, which decides at a minimum; NaN was raised."""
+    """Whether a step has raised a loss by more than rounding does, which decides at a minimum; NaN was raised.
+
+    What counts is more than a thousandth and 1e-6, so that losses below 1e-6 count as equal.
+    """
     return tf.logical_not(after - before <= 1e-3 * tf.abs(before) + 1e-6)
 
 

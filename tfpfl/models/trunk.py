@@ -65,8 +65,8 @@ class Trunk:
     def hash(self) -> str:
         """A sha256 of the weights, the architecture, the dtype and the code of layers that are not Keras's own.
 
-        To the code belong the modules beside a layer's file that it imports, and attributes of a class that are numbers
-        or texts, or lists or dicts of these. What it reads from elsewhere is not in the hash.
+        To the code belong the modules beside a layer's file that it imports; or, of a class without a file, attributes
+        that are numbers or texts, or lists or dicts of these. What it reads from elsewhere is not in the hash.
 
         It does not depend on the names of the layers, which Keras numbers in the order in which they are made.
         """
@@ -129,7 +129,8 @@ def _own_code(kind: type) -> list[bytes]:
         for name, value in sorted(vars(cls).items()):
             function = getattr(value, "__func__", getattr(value, "fget", value))
             code = getattr(function, "__code__", None)
-            text = _as_plain(value) if code is None else _of_code(code)
+            plain = None if file else _as_plain(value)  # with a file, what it says is in the hash already
+            text = plain if code is None else _of_code(code)
             if text is not None and not (code is None and name.startswith("__")):  # such as __module__ and __doc__
                 found.append(hashlib.sha256(f"{cls.__qualname__}.{name} {text}".encode()).digest())
     return found
