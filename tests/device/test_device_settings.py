@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from tflite_export import DeviceClient, ExportError, export, simulate_round
-from tflite_export.convert.personal import personal_model
+from tflite_export.convert.personal import TRAINING, personal_model
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.live.clients import Clients
@@ -172,6 +172,15 @@ def test_a_run_without_rounds_on_devices_keeps_its_own_settings(federation, tmp_
         with pytest.warns(TfpflWarning, match="exported without rounds on a device: what its clients send is clipped"):
             personal = personal_model(run, 1)
     assert personal.training == {**mine, "head_rate": None} and personal.rounds is False
+
+
+def test_the_rate_of_another_inner_optimizer_is_none_of_gradient_steps(federation, tmp_path):
+    hyper = {**SGD, "tau": 4, "beta": 0.0003, "inner_opt": "adam"}
+    with opened(federation, tmp_path / "run", hyperparameters=hyper, rounds=1) as run:
+        run.train()
+        with pytest.warns(TfpflWarning, match="exported without rounds on a device"):
+            personal = personal_model(run, 1)
+    assert (personal.training["tau"], personal.training["beta"]) == (4, TRAINING["beta"])
 
 
 def test_a_rate_that_features_decide_is_refused(federation, tmp_path):
