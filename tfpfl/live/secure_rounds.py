@@ -340,6 +340,7 @@ class SecureRounds(LiveRounds):
         assert self._phase is not None
         return len(self.book.messages(self.view.round_num, self._phase.attempt.number, KEYS)) < LEAST
 
+    @whole
     def _give_up(self, now: float) -> bool:
         """Ends a round of which too many members were revoked, without a sum: no attempt could have one."""
         opened = self._open_round
@@ -347,16 +348,11 @@ class SecureRounds(LiveRounds):
         if len(left) >= LEAST:
             return False
         why = f"{len(left)} of {len(opened.arrival)} clients are not revoked, and {LEAST} are needed: it has no sum"
-        self._end_without(why, now)
-        return True
-
-    @whole
-    def _end_without(self, why: str, now: float) -> None:
-        opened = self._open_round
         self.book.fail(opened.number, why, now)
         _logger.warning("round %d failed: %s", opened.number, why)
         self._phase = self._again = None
         self._close(now)
+        return True
 
     def _can_open(self) -> bool:
         """Whether enough neighbours of each client have answered."""

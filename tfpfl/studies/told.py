@@ -47,10 +47,11 @@ def told_lengths(records: Sequence[Record], baselines: Sequence[str] = ()) -> st
             )
     first = next((s for name in baselines for s in found if s.algorithm == name), None)
     seeds_of = {s.label: sorted(record.config.seed for record in s.records) for s in found}
-    if first is None and len(set(map(tuple, seeds_of.values()))) > 1:
-        which = "; ".join(f"{name} {', '.join(map(str, its))}" for name, its in seeds_of.items())
-        told.append(f"Means are over different seeds: {which}.")
-    if first is not None:
+    if first is None:
+        if len(set(map(tuple, seeds_of.values()))) > 1:
+            which = "; ".join(f"{name} {', '.join(map(str, its))}" for name, its in seeds_of.items())
+            told.append(f"Means are over different seeds: {which}.")
+    else:
         own = seeds_of[first.label]
         for name, its in seeds_of.items():
             both = [str(seed) for seed in its if seed in own]

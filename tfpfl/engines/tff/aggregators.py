@@ -201,11 +201,6 @@ class WithState:
     def next(self, server: Aggregated, *arguments):
         """Executes one round; arguments and result are those of the wrapped process, with the state in bytes."""
         state = _from_bytes(server.aggregator, self._first) if len(server.aggregator) else self._first
-        if (found := list(_denominators(state))) != (needed := list(_denominators(self._first))):
-            raise InvalidArgument(
-                f"this run's aggregator divides by {found[0]:g} clients, and {needed[0]:g} are expected to come back: "
-                "an older version of tfpfl began the run. Go on with that version, or begin a new run"
-            )
         output = self._process.next(Aggregated(server.own, state), *arguments)
         return output._replace(server=Aggregated(output.server.own, _to_bytes(output.server.aggregator)))
 
@@ -227,7 +222,13 @@ def _from_bytes(saved, like):
     leaves = [
         held[str(i)].tobytes() if np.asarray(leaf).dtype.kind in "SO" else held[str(i)] for i, leaf in enumerate(wanted)
     ]
-    return tf.nest.pack_sequence_as(like, leaves)
+    state = tf.nest.pack_sequence_as(like, leaves)
+    if (found := list(_denominators(state))) != (needed := list(_denominators(like))):
+        raise InvalidArgument(
+            f"this run's aggregator divides by {found[0]:g} clients, and {needed[0]:g} are expected to come back: "
+            "an older version of tfpfl began the run. Go on with that version, or begin a new run"
+        )
+    return state
 
 
 def _quantile(initial: float, target: float, rate: float):
