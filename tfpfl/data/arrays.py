@@ -145,3 +145,10 @@ def cut(value: Any) -> str:
     """A cell or a name for messages, in at most 40 characters."""
     shown = repr(plain(value))
     return shown if len(shown) <= 40 else shown[:39] + "…"
+
+
+def add_arrays(digest: Any, arrays: Iterable[np.ndarray]) -> None:
+    """Adds arrays to a hash of hashlib: of each its dtype, its shape and its numbers."""
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.data.arrays import add_arrays
 from tfpfl.data.population import Tensor
 from tfpfl.models.functional import inference
 from tfpfl.models.inputs import Inputs
@@ -80,9 +81,7 @@ class Trunk:
                 f"{one_line(error, 300)}. Give every layer of your own a get_config"
             ) from error
         digest = hashlib.sha256(json.dumps([architecture, str(self.dtype)], sort_keys=True).encode())
-        for array in self.weights:
-            digest.update(f"{array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+        add_arrays(digest, self.weights)
         for code in sorted({code for kind in {type(layer) for layer in layers} for code in _own_code(kind)}):
             digest.update(code)
         return digest.hexdigest()

@@ -24,6 +24,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.data.arrays import add_arrays
 from tfpfl.data.people.catalog import PEOPLE
 from tfpfl.data.randomness import ModelKey, Stream, check_model_seed, generator
 from tfpfl.data.source import Source
@@ -328,10 +329,8 @@ def _described(source: Source) -> dict:
 def _hash(source: Source) -> str:
     """One sha256 of all arrays that a training uses."""
     digest = hashlib.sha256()
-    for array in (source.x_train, source.y_train, source.x_test, source.y_test, source.group_train):
-        if array is not None:
-            digest.update(f"{array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
+    arrays = (source.x_train, source.y_train, source.x_test, source.y_test, source.group_train)
+    add_arrays(digest, (array for array in arrays if array is not None))
     return digest.hexdigest()
 
 
