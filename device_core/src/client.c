@@ -33,6 +33,7 @@ static int load_first_head(tfpfl_client *client) {
     char *path = NULL;
     int status = check_folder_of_state(client);
     if (status != 0) return status;
+    if (client->state != NULL) remove_leftovers(client->state);  /* there are heads in them */
     bool saved = client->state != NULL && access(client->state, F_OK) == 0;
     if (client->state != NULL && !saved && errno != ENOENT) return system_error(client->error, client->state);
     status = saved ? 0 : bundle_path(&client->bundle, "head.bin", &path, client->error);

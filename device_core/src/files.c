@@ -1,8 +1,10 @@
 /* Writes a file in one step: the old or the new one is there, whole, also after a loss of power. */
 #include "core.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,6 +63,34 @@ static int open_beside(const char *path, unsigned mode, char **name, char *error
     }
     if (file < 0) system_error(error, *name);
     return file;
+}
+
+/* A number from 1 on, in digits; `text` goes behind it. 0: there is none. */
+static long number_at(const char **text) {
+    long number = 0;
+    for (; **text >= '0' && **text <= '9' && number < INT32_MAX / 10; ++*text) number = 10 * number + (**text - '0');
+    return number;
+}
+
+void remove_leftovers(const char *path) {
+    const char *slash = strrchr(path, '/'), *base = slash == NULL ? path : slash + 1;
+    char *folder = parent_of(path);
+    DIR *list = folder == NULL ? NULL : opendir(folder);
+    struct dirent *entry;
+    size_t length = strlen(base);
+    while (list != NULL && (entry = readdir(list)) != NULL) {
+        const char *rest = entry->d_name + length;
+        if (strncmp(entry->d_name, base, length) != 0 || *rest++ != '.') continue;
+        long process = number_at(&rest);
+        if (process == 0 || *rest++ != '.' || *rest < '0' || *rest > '9') continue;
+        rest += strspn(rest, "0123456789");
+        if (strcmp(rest, ".new") != 0 || kill((pid_t)process, 0) == 0 || errno != ESRCH) continue;
+        char *left = join(folder, entry->d_name);
+        if (left != NULL) unlink(left);  /* does nothing with folders */
+        free(left);
+    }
+    if (list != NULL) closedir(list);
+    free(folder);
 }
 
 int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, bool *replaced,

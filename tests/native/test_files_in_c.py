@@ -1,6 +1,7 @@
 """Files that the core in C writes in one step: what two threads, a failing disk and a failing LiteRT make of them."""
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -129,3 +130,28 @@ def test_a_head_that_was_replaced_is_the_present_one_also_after_an_error(failing
     lines = said(failing, bundle.folder, litert_library, path, OF_FOLDERS="5").splitlines()
     assert lines == ["42", f"4 [Errno 5] Input/output error: {LIKELY}: '{path}'"]
     assert load_head(path, bundle.num_features, bundle.num_classes).bias[0] == 42
+
+
+def test_what_a_killed_process_has_left_of_a_head_goes_when_a_client_is_opened(
+    failing, bundle, litert_library, tmp_path
+):
+    """It has a head in it. What a process that is there writes just now stays, and so do the files of others."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = [f"head.bin.{gone.pid}.{number}.new" for number in (0, 12)]
+    others = [f"{name}.{gone.pid}.0.new" for name in ("head.bi", "head.bin2", "ahead.bin", "head.bin.bin")]
+    others += [f"head.bin.{gone.pid}{end}" for end in (".0", ".new", "..new", ".0.new2", ".0.0.new", ".x.new")]
+    others += [f"head.bin.{os.getpid()}.0.new", "head.bin..0.new", "head.bin.0.0.new", "head.bin.-1.0.new"]
+    others += ["head.bin.99999999999999999999.0.new"]
+    for name in left + others:
+        (tmp_path / name).write_bytes(b"half of a head")
+    (tmp_path / f"head.bin.{gone.pid}.7.new").mkdir()
+    assert said(failing, bundle.folder, litert_library, tmp_path / "head.bin") == "42\n"
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == sorted([*others, "head.bin", f"head.bin.{gone.pid}.7.new"])
+    for name in left:
+        (tmp_path / name).write_bytes(b"half of a head")
+    done = subprocess.run(
+        [failing, bundle.folder, litert_library, "head.bin"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "42\n" and not [name for name in left if (tmp_path / name).exists()]
