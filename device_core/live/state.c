@@ -144,7 +144,7 @@ int live_take_folder(const char *folder, int *lock, char *error) {
         if (*lock < 0) status = system_error(error, path);
         else if (flock(*lock, LOCK_EX | LOCK_NB) != 0)  /* one of fcntl would not hold within the process */
             status = errno == EWOULDBLOCK
-                         ? fail(error, TFPFL_BUNDLE_ERROR, "%s is used by another process", folder)
+                         ? fail(error, TFPFL_BUNDLE_ERROR, "%s is in use: another device works with it", folder)
                          : system_error(error, path);
     }
     free(path);

@@ -334,7 +334,7 @@ def test_what_goes_wrong_is_told(run, live, litert_library, tmp_path):
                 while not any("device0/lock" in line for line in open_files(process.pid)) and time.monotonic() < until:
                     time.sleep(0.01)
                 time.sleep(0.1)
-                refused("device0 is used by another process", state="device0", alike=False)
+                refused("device0 is in use: another device works with it", state="device0")
             finally:
                 process.kill()
         (tmp_path / "device0" / "member.json").write_text('{"client": "0"}')
