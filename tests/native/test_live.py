@@ -340,9 +340,11 @@ def test_what_goes_wrong_is_told(run, live, litert_library, tmp_path):
         (tmp_path / "device0" / "member.json").write_text('{"client": "0"}')
         refused("member.json is damaged: delete it, and join again with the token", state="device0")
         (tmp_path / "device0" / "identity.pem").write_text("no key")
-        refused("identity.pem is damaged: delete it and member.json, and join", state="device0", alike=False)
+        refused("identity.pem is damaged: delete it and member.json, and join again with the token", state="device0")
+        (tmp_path / "device0" / "identity.pem").write_bytes(locked_key())
+        refused("identity.pem is damaged: delete it and member.json, and join again with the token", state="device0")
         (tmp_path / "device0" / "identity.pem").write_bytes(other_key())
-        refused("identity.pem is not a key of the curve P-256", state="device0", alike=False)
+        refused("identity.pem is not a key of the curve P-256", state="device0")
 
 
 def test_https_is_checked(run, live, litert_library, tmp_path):
@@ -567,12 +569,17 @@ def open_files(pid):
     return [str(path.resolve()) for path in Path(f"/proc/{pid}/fd").iterdir()]
 
 
-def other_key():
+def other_key(curve="SECP384R1", password=None):
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    key, pem = ec.generate_private_key(ec.SECP384R1()), serialization.Encoding.PEM
-    return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    key, pem = ec.generate_private_key(getattr(ec, curve)()), serialization.Encoding.PEM
+    how = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
+    return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, how)
+
+
+def locked_key():
+    return other_key("SECP256R1", b"a password")
 
 
 @pytest.fixture(scope="module")

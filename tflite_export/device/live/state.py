@@ -118,7 +118,7 @@ class State:
         """The device's key; a new one at the first start."""
         path = self.folder / KEY
         if path.exists():
-            return Signer(path.read_bytes())
+            return Signer(path.read_bytes(), path)
         signer = Signer()
         write_whole(path, signer.pem, 0o600)
         return signer

@@ -21,6 +21,7 @@ import binascii
 import hashlib
 import json
 import math
+import os
 import secrets
 import struct
 import sys
@@ -93,22 +94,23 @@ class Signer:
 
     Args:
         pem: the key as PEM, from `pem`; None: a new one is made.
+        path: the file that it was in; for messages.
 
     Raises:
         WireError: the package cryptography is missing, or the PEM is no key of this curve.
     """
 
-    def __init__(self, pem: bytes | None = None):
+    def __init__(self, pem: bytes | None = None, path: str | os.PathLike = "identity.pem"):
         ec, serialization = _elliptic()
         if pem is None:
             self._key = ec.generate_private_key(ec.SECP256R1())
             return
         try:
             self._key = serialization.load_pem_private_key(pem, None)
-        except ValueError:
-            raise WireError("the device's key is damaged: delete it, and join with a new token") from None
+        except (ValueError, TypeError):  # the latter of one with a password
+            raise WireError(f"{path} is damaged: delete it and member.json, and join again with the token") from None
         if not isinstance(getattr(self._key, "curve", None), ec.SECP256R1):
-            raise WireError("the device's key is not one of the curve P-256")
+            raise WireError(f"{path} is not a key of the curve P-256")
 
     @property
     def pem(self) -> bytes:
