@@ -25,6 +25,9 @@ static int check_folder_of_state(tfpfl_client *client) {
     int status = found ? 0 : fail(client->error, TFPFL_HEAD_ERROR, "%s cannot keep the head: there is no folder %s. Make "
                                   "it first, or give another state", client->state, folder);
     free(folder);
+    if (status == 0 && stat(client->state, &about) == 0 && S_ISDIR(about.st_mode))
+        return fail(client->error, TFPFL_HEAD_ERROR, "%s cannot keep the head: it is a folder. Give the path of a file in "
+                    "it as the state", client->state);
     return status;
 }
 

@@ -214,11 +214,12 @@ def test_a_saved_head_is_taken_up_again_and_another_one_refused(pair, bundle, na
 
 def test_a_folder_of_the_state_that_is_not_there_is_told_at_the_start(bundle, native, litert_library, tmp_path):
     path = tmp_path / "nowhere" / "head.bin"
-    with pytest.raises(HeadError) as expected:
-        DeviceClient(bundle, path, interpreter=tf.lite.Interpreter, static=True)
-    with pytest.raises(NativeError) as found:
-        NativeClient(native, bundle.folder, path, litert_library)
-    assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value))
+    for state in (path, tmp_path):  # the second one is a folder itself
+        with pytest.raises(HeadError) as expected:
+            DeviceClient(bundle, state, interpreter=tf.lite.Interpreter, static=True)
+        with pytest.raises(NativeError) as found:
+            NativeClient(native, bundle.folder, state, litert_library)
+        assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value))
     path.parent.write_text("a file")
     with pytest.raises(NativeError, match="there is no folder .*nowhere. Make it first, or give another state"):
         NativeClient(native, bundle.folder, path, litert_library)
