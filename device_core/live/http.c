@@ -9,11 +9,13 @@
 
 #define SILENT 60L         /* seconds without a byte until a connection is given up; a poll takes 30 at most */
 #define LONGEST_PAUSE 15.0 /* seconds between attempts */
+enum { NOT_YET_VALID = 9, EXPIRED = 10 }; /* OpenSSL's numbers of certificates whose time is not now */
 
 struct http {
     CURL *curl;
     char *url, *certificate;
-    bool here; /* the server is on this machine */
+    bool here;    /* the server is on this machine */
+    bool reached; /* it has answered since this was opened */
     double patience;
 };
 
@@ -130,10 +132,16 @@ static int headers_of(const struct signer *signer, const struct request *request
     return added ? 0 : no_memory(error);
 }
 
-/* What would fail at the next attempt as well. */
-static bool is_final(CURLcode code) {
+/* What would fail at the next attempt as well. A certificate may be trusted then: if the device's clock is still to be
+ * set, or if the server has answered before, and a network shows its own page in its place for a while. */
+static bool is_final(const struct http *http, CURLcode code) {
+    long why = 0;
+    if (code == CURLE_PEER_FAILED_VERIFICATION) {
+        curl_easy_getinfo(http->curl, CURLINFO_SSL_VERIFYRESULT, &why);
+        return !http->reached && why != NOT_YET_VALID && why != EXPIRED;
+    }
     return code == CURLE_URL_MALFORMAT || code == CURLE_UNSUPPORTED_PROTOCOL || code == CURLE_OUT_OF_MEMORY ||
-           code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE || code == CURLE_NOT_BUILT_IN;
+           code == CURLE_SSL_CACERT_BADFILE || code == CURLE_NOT_BUILT_IN;
 }
 
 static void set_options(struct http *http, const char *url, const struct request *request, struct curl_slist *headers,
@@ -201,7 +209,7 @@ static int once(struct http *http, const struct signer *signer, const struct req
             status = fail(error, TFPFL_SERVER_ERROR, "the server's answer to %s %s has more than %zu bytes",
                           request->method, request->target, found.most);
         } else if (code != CURLE_OK) {
-            *again = !is_final(code);
+            *again = !is_final(http, code);
             status = fail(error, TFPFL_SERVER_ERROR, "%s does not answer: %s", http->url,
                           why[0] != 0 ? why : curl_easy_strerror(code));
         } else if (answer->status >= 500 || answer->status == 408 || answer->status == 429) {
@@ -231,6 +239,7 @@ int live_ask(struct http *http, const struct signer *signer, const struct reques
         bool again;
         memset(answer, 0, sizeof *answer);
         int status = once(http, signer, request, answer, &again, error);
+        http->reached = http->reached || status == 0;
         if (!again) return status;
         if (!away) until = live_now() + http->patience;  /* before that the server was there, as in a long download */
         if (live_now() + pause > until) return status;

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections import Counter
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -416,6 +417,59 @@ def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch)
         pytest.skip("this libcurl has no folder of certificates that it trusts")
     assert said[:2] == 2 * ["the server refused (404): nobody\n"]
     assert "does not answer: SSL certificate problem: " in said[2]
+
+
+WAITING = """
+#include <time.h>
+#include <stdio.h>
+static int paused;
+int nanosleep(const struct timespec *time, struct timespec *left) {
+    (void)time, (void)left;
+    return paused++, 0;
+}
+int main(int count, char **arguments) {
+    ask(arguments[1], arguments[2], arguments[count - 1]);
+    printf("%d\\n", paused);
+}
+"""
+
+
+def test_a_certificate_whose_time_is_not_now_is_tried_again(live, tmp_path):
+    """The clock of a device may be set a little later. One that nobody trusts ends the attempt at once."""
+    program = built(live, WAITING, tmp_path / "waiting", asking=ASKING.replace(".patience = -1", ".patience = 0.5"))
+    paused = []
+    for days in (-3, 3, 0):
+        trusted = made_certificate(tmp_path / "both.pem", days=days)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(trusted if days else made_certificate(tmp_path / "other.pem"))
+        with Proxy(tls=context) as proxy:
+            command = [program, proxy.address, tmp_path / "device", trusted]
+            said, number = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert said.startswith(f"{proxy.address} does not answer: SSL certificate problem: ")
+        paused.append(int(number))
+    assert paused[0] > 0 and paused[1] > 0 and paused[2] == 0
+
+
+def test_a_certificate_that_is_not_trusted_later_is_waited_for(live, litert_library, tmp_path):
+    """A hotel's network may show its own page for a while; the server that answered before is still there."""
+    certificate, other = made_certificate(tmp_path / "both.pem"), made_certificate(tmp_path / "other.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    context.num_tickets = 0  # with one, libcurl would not look at the next certificate
+    back, answers = Timer(1.0, context.load_cert_chain, [certificate]), {"/v1/join": b'{"client": 0, "classes": 2}'}
+
+    def hook(when, method, path, client):
+        if when == "told" and path == "/v1/join":
+            context.load_cert_chain(other)
+            back.start()
+            raise Lost
+
+    x, y = np.zeros((3, 4), np.float32), np.array([0, 1, 0])
+    with Proxy(hook, tls=context) as proxy:
+        proxy.ask = lambda method, path, *_: (200 if path in answers else 404, [], answers.get(path, b"it is back"))
+        given = proxy.address, tmp_path / "device", {"train": (x, y)}, "token", litert_library
+        with pytest.raises(NativeError, match=r"^the server refused \(404\): it is back$"):
+            NativeLive(live, *given, patience=60.0, certificate=certificate)
 
 
 PROXIED = """
