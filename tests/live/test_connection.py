@@ -16,6 +16,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live import client as module
 from tflite_export.device.live.client import Answer, LiveDevice, ServerError
 from tflite_export.device.live.connection import Connection, NotTrusted, trusting
+from tflite_export.device.live.rests import Rests
 
 
 @pytest.fixture
@@ -209,3 +210,43 @@ def test_what_is_told_of_a_proxy_has_no_password(monkeypatch):
     ):
         Connection("http://example.org", None)
     assert "secret" not in str(told.value) and told.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"{}",
+        b'{"client": -1, "classes": 2}',
+        b'{"client": "0", "classes": 2}',
+        b'{"client": 0, "classes": 0}',
+        b'{"client": 0, "classes": true}',
+        b'{"client": 4294967296, "classes": 2}',
+    ],
+)
+def test_an_answer_that_names_no_client_makes_no_member(tmp_path, said):
+    """Such as of a proxy in the server's place: the next start joins. In the words of the client in C."""
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_):
+            pass
+
+    with serving(Answering) as address:
+        told, log = device(address, tmp_path)
+    assert told == "the server's answer has no client and classes that a device can use" and not log
+    assert not (tmp_path / "member.json").exists()
+
+
+@pytest.mark.parametrize("said", [b"{}", b'{"kind": 3}', b'{"kind": null}'])
+def test_an_answer_that_names_no_work_is_told(said):
+    """In the words of the client in C."""
+    known = object.__new__(LiveDevice)
+    known._settle_update, known._rests, known._ask = lambda: None, Rests(pytest.fail), lambda *_: Answer(200, said)
+    known._half, known._last = False, ("", np.zeros(0, np.float32))
+    with pytest.raises(ServerError, match="^the server's answer has no kind that a device can use$"):
+        known.step(0)

@@ -173,6 +173,8 @@ class LiveDevice:
             about["run"] = known
         answer = self._send("POST", "/v1/join", json.dumps(about).encode(), None)
         member, before = {"secure": False} | self._json(answer), self.state.member()
+        if any(wire.entry_or(member, name, int, low, None) is None for name, low in (("client", 0), ("classes", 1))):
+            raise ServerError("the server's answer has no client and classes that a device can use")
         if before is not None and before["secure"]:
             member["secure"] = True  # what the device has hidden so far stays hidden
         self._only_secure = self._only_secure or bool(member["secure"])
@@ -235,6 +237,8 @@ class LiveDevice:
         else:
             work = wire.read_json(answer.body)
         self._rests.begin(work)
+        if not isinstance(work.get("kind"), str):  # as of a proxy in its place
+            raise ServerError("the server's answer has no kind that a device can use")
         if work["kind"] in PHASES:
             self._take_part(work)
             return True
