@@ -465,13 +465,18 @@ function isSecure(work: Work): work is SecureWork {
 function isOurs(target: string, bytes: Uint8Array): boolean {
   if (FILES.test(target)) return true // whoever asks for one says what fits: `askFile`
   try {
-    const said = JSON.parse(new TextDecoder().decode(bytes)) as { counted?: unknown; state?: unknown } | null
+    const said = JSON.parse(new TextDecoder().decode(bytes)) as Record<'client' | 'classes' | 'counted' | 'state', unknown> | null
     if (typeof said !== 'object' || said === null) return false
+    if (target === '/v1/join') return isFrom(0, said.client) && isFrom(1, said.classes) // the token is forgotten with it
     if (target.startsWith('/v1/update/')) return said.counted === true
     return !STATE.test(target) || STATES.includes(said.state as string)
   } catch {
     return false
   }
+}
+
+function isFrom(low: number, value: unknown): boolean {
+  return Number.isInteger(value) && (value as number) >= low
 }
 
 function good(answer: Answer): Answer {
