@@ -69,8 +69,8 @@ TFPFL_API const char *tfpfl_live_error(const tfpfl_live *live);
 
 /* Asks for work and does it. The server may hold the question for `wait` seconds, 30 at most. goes_on: 0 if the run is
  * over; may be NULL. After the server has refused what the device sent, it rests for up to 3 minutes before it asks
- * again; a step rests for no longer than `wait`, and the next one goes on with it. It may be called again after an error, such as a server that was away: an update whose answer was
- * lost is sent again first. */
+ * again; a step rests for no longer than `wait`, and the next one goes on with it. It may be called again after an error,
+ * such as a server that was away: an update whose answer was lost is sent again first. */
 TFPFL_API int tfpfl_live_step(tfpfl_live *live, double wait, int *goes_on);
 /* Works until the run is over, or until so many updates have been counted; most = 0: no limit. */
 TFPFL_API int tfpfl_live_run(tfpfl_live *live, size_t most, size_t *counted);

@@ -63,6 +63,12 @@ const char *tfpfl_live_error(const tfpfl_live *live) {
 
 /* ---- opening */
 
+/* The client's error is this device's, and says of which examples. */
+static int of_split(tfpfl_live *live, int split, int status) {
+    return status == 0 ? 0 : fail(live->error, status, "the examples of %s: %s", live_splits[split],
+                                  tfpfl_error(live->client));
+}
+
 static int take_examples(tfpfl_live *live, const tfpfl_live_data *data) {
     const tfpfl_examples *given[SPLITS] = {&data->train, &data->validation, &data->test};
     const tfpfl_model *model = tfpfl_describe(live->client);
@@ -75,12 +81,12 @@ static int take_examples(tfpfl_live *live, const tfpfl_live_data *data) {
             live->computed[i] = take(examples->count, 4 * model->example_numbers);
             status = live->computed[i] == NULL
                          ? no_memory(live->error)
-                         : live_of_client(live, tfpfl_examples_of(live->client, examples->x, examples->numbers,
-                                                                  examples->count, live->computed[i]));
+                         : of_split(live, i, tfpfl_examples_of(live->client, examples->x, examples->numbers,
+                                                               examples->count, live->computed[i]));
             examples->x = live->computed[i];
             examples->numbers = examples->count * model->example_numbers;
         }
-        if (status == 0) status = live_of_client(live, check_examples(live->client, examples, true));
+        if (status == 0) status = of_split(live, i, check_examples(live->client, examples, true));
     }
     return status;
 }

@@ -131,6 +131,7 @@ bool live_rate_entry(const struct json *json, uint32_t object, const char *name,
 /* ---- live.c */
 
 #define SPLITS 3
+extern const char *const live_splits[SPLITS]; /* their names */
 
 /* What a server may refuse. */
 enum sent { SENT_UPDATE, SENT_SCORES, SENT_KINDS };

@@ -10,7 +10,7 @@
 #define WAIT 25.0        /* seconds of a poll */
 #define MOST_SCORE 1e30 /* a larger loss is not sent, nor one that is not finite */
 
-static const char *const split_names[SPLITS] = {"train", "validation", "test"};
+const char *const live_splits[SPLITS] = {"train", "validation", "test"};
 
 /* ---- scores */
 
@@ -23,7 +23,7 @@ static int add_scores(tfpfl_live *live, const struct json *work, const tfpfl_hea
     words_add(words, "[");
     for (uint32_t i = asked == 0 ? 0 : json_first(work, asked); i != 0 && status == 0; i = json_next(work, i)) {
         int split = 0;
-        while (split < SPLITS && !json_is_text(work, i, split_names[split])) split++;
+        while (split < SPLITS && !json_is_text(work, i, live_splits[split])) split++;
         if (split == SPLITS || live->splits[split].count == 0) continue;
         const tfpfl_examples *examples = &live->splits[split];
         float *features = take(examples->count, 4 * model->num_features);
@@ -36,7 +36,7 @@ static int add_scores(tfpfl_live *live, const struct json *work, const tfpfl_hea
         free(features);
         if (status != 0 || !(fabs(found.loss) < MOST_SCORE && fabs(found.value) < MOST_SCORE)) continue;
         words_add(words, any ? ", {\"split\": " : "{\"split\": ");
-        words_text(words, split_names[split]);
+        words_text(words, live_splits[split]);
         words_add(words, ", \"examples\": ");
         words_whole(words, examples->count);
         words_add(words, ", \"loss\": ");

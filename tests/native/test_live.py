@@ -327,7 +327,11 @@ def test_what_goes_wrong_is_told(run, live, litert_library, tmp_path):
         assert device.told == ["joined as client 0"]
         assert (tmp_path / "device0" / "identity.pem").stat().st_mode & 0o777 == 0o600
         worse = good | {"test": (good["test"][0], good["test"][1] + 9)}
-        refused("is out of range: this client's are 0..1", state="device0", examples=worse, alike=False)
+        refused(
+            "the examples of test: label 9 is out of range: this client's are 0..1", state="device0", examples=worse
+        )
+        worse = good | {"validation": (np.where(np.arange(len(x)) == 1, np.nan, x.T).T.astype(np.float32), y)}
+        refused("the examples of validation: example 1 holds NaN or infinity", state="device0", examples=worse)
         write_raw(tmp_path / "data0", good)
         with started(live, address, tmp_path, 0, "", litert_library) as process:
             try:

@@ -72,7 +72,7 @@ class Work:
     def __init__(self, state: State, examples: dict, interpreter=None):
         self.client = DeviceClient(Bundle(state.bundle), state.head, interpreter=interpreter)
         self.examples = {
-            split: self._checked(split, self.client.examples(self._taken(split, np.asarray(x))), np.asarray(labels))
+            split: self._checked(split, self._taken(split, np.asarray(x)), np.asarray(labels))
             for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)
             if len(labels)
         }
@@ -80,7 +80,7 @@ class Work:
     def _checked(self, split: str, x: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Examples and labels that a visit takes: one that it refused would be lost when its round is computed."""
         try:
-            return self.client.checked(x, labels)
+            return self.client.checked(self.client.examples(x), labels)
         except InvalidInput as error:
             raise InvalidInput(f"the examples of {split}: {error}") from None
 
