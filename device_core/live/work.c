@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define WAIT 25.0        /* seconds of a poll */
+#define LATER 15.0       /* seconds until a device asks again that does not know what it was asked for */
 #define MOST_SCORE 1e30 /* a larger loss is not sent, nor one that is not finite */
 
 const char *const live_splits[SPLITS] = {"train", "validation", "test"};
@@ -241,7 +242,7 @@ static int send_scores(tfpfl_live *live, const struct work *work, const float *t
 
 bool live_is_hash(const char *text) { return strlen(text) == 64 && strspn(text, "0123456789abcdef") == 64; }
 
-static int do_work(tfpfl_live *live, struct work *work, bool *goes_on) {
+static int do_work(tfpfl_live *live, struct work *work, double wait, bool *goes_on) {
     const float *theta;
     char kind[16], *body;
     if (!live_text_entry(&work->json, "kind", kind, sizeof kind)) return live_unexpected(live, "kind");
@@ -252,7 +253,10 @@ static int do_work(tfpfl_live *live, struct work *work, bool *goes_on) {
     int status = live_settle_secure(live);
     if (status != 0) return status;
     bool visits = strcmp(kind, "visit") == 0;
-    if (!visits && strcmp(kind, "score") != 0) return 0;
+    if (!visits && strcmp(kind, "score") != 0) {
+        if (*goes_on && strcmp(kind, "none") != 0) live_pause(wait < LATER ? wait : LATER);  /* a newer server asks */
+        return 0;
+    }
     if (!live_whole_entry(&work->json, 1, "round", 1, &work->round) ||
         !live_text_entry(&work->json, "theta", work->theta, sizeof work->theta) || !live_is_hash(work->theta))
         return live_unexpected(live, "round and theta");
@@ -279,7 +283,7 @@ int tfpfl_live_step(tfpfl_live *live, double wait, int *goes_on) {
     status = live_get(live, target, MOST_ANSWER, &answer);
     if (status != 0) return status;
     status = live_json(&answer, &work.json, live->error);
-    if (status == 0) status = do_work(live, &work, &more);
+    if (status == 0) status = do_work(live, &work, wait, &more);
     json_free(&work.json);
     free(answer.body);
     if (goes_on != NULL) *goes_on = more;

@@ -250,3 +250,14 @@ def test_an_answer_that_names_no_work_is_told(said):
     known._half, known._last = False, ("", np.zeros(0, np.float32))
     with pytest.raises(ServerError, match="^the server's answer has no kind that a device can use$"):
         known.step(0)
+
+
+@pytest.mark.parametrize("wait, rest", [(25.0, 15.0), (3.0, 3.0)])
+def test_a_device_that_does_not_know_a_work_asks_again_later(wait, rest):
+    """As a browser does: a newer server answers such a device at once, again and again."""
+    paused, known = [], object.__new__(LiveDevice)
+    known._settle_update = known._settle_secure = lambda: None
+    known._rests, known._ask = Rests(pytest.fail), lambda *_: Answer(200, b'{"kind": "dance"}')
+    known._half, known._last = False, ("", np.zeros(0, np.float32))
+    known._rests.sleep = paused.append
+    assert known.step(wait) and paused == [rest]

@@ -164,6 +164,14 @@ def test_an_app_that_goes_on_after_an_error(bundle, litert_library, tmp_path, la
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
+def test_work_that_a_device_does_not_know(bundle, litert_library, tmp_path, language):
+    """As a browser does, it asks again later: a newer server would answer at once, again and again."""
+    script = Script(bundle, "dance", "dance", "score")
+    assert told_by(language, script, tmp_path / "device", litert_library) == ["joined as client 0"]
+    assert np.diff(script.times).tolist() == [15, 15, 0]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_scores_that_are_refused(bundle, litert_library, tmp_path, language):
     script = Script(bundle, "score", "visit")
     script.score = 422, {"error": "client 0 has 9 test examples"}

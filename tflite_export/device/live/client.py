@@ -249,6 +249,8 @@ class LiveDevice:
             self._visit(work)
         elif work["kind"] == wire.SCORE:
             self._score(work)
+        elif work["kind"] not in (wire.NOTHING, wire.DONE):  # a newer server asks for more
+            self._rests.sleep(min(wait, _LONGEST_PAUSE))
         return work["kind"] != wire.DONE
 
     def _theta(self, name: str) -> np.ndarray | None:
