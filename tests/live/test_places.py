@@ -1,6 +1,7 @@
 """Runs on places: the server has no client's sizes; devices say them when they join, also while the run goes on."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -180,6 +181,14 @@ def test_the_command_that_makes_places(tmp_path):
         found = CliRunner().invoke(main, ["places", str(tmp_path / "other"), *given[2:], *wrong])
         assert found.exit_code in (1, 2) and "Traceback" not in found.output
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("uint8", 1 / 255), ("int32", 1), ("float32", 1)])
+def test_the_default_scale_of_places_warns_of_nothing(dtype, scale, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = make_places(tmp_path / "places", clients=3, example_shape=(4, 4, 1), class_names=10, dtype=dtype)
+    assert made.manifest["preprocessing"] == {"scale": scale, "shift": 0}
 
 
 @pytest.mark.slow

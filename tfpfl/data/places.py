@@ -65,7 +65,9 @@ def make_places(
         raise InvalidArgument(f"dtype must be one of {', '.join(_DTYPES)}; found {dtype!r}")
     if 2 * clients * math.prod(shape) * np.dtype(dtype).itemsize > _MOST_BYTES:
         raise InvalidArgument(f"{clients} places with examples of shape {shape} take more than 2 GB: take fewer")
-    if not all(map(math.isfinite, (1.0 if scale is None else scale, shift))):
+    if scale is None:
+        scale = 1 / 255 if dtype == "uint8" else 1.0
+    if not all(map(math.isfinite, (scale, shift))):
         raise InvalidArgument(f"scale and shift must be finite, found {scale} and {shift}")
     x = np.zeros((2 * clients, *shape), dtype)
     y = np.zeros(len(x), np.int32)
