@@ -5,8 +5,12 @@ Names are imported when they are first used: `import tfpfl` costs nothing, and T
 TFPFL_VERBOSE=1.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError("tfpfl does not run on Windows itself: install it in the Windows Subsystem for Linux (WSL 2)")
 
 from tfpfl.checks import quiet_tensorflow as _quiet_tensorflow
 

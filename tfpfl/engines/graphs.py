@@ -61,8 +61,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 def default_threads() -> int:
-    """The number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """The number of CPU cores that this process may use; on systems that do not say it, such as macOS, of all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_threads(threads: int | None) -> int:

@@ -40,8 +40,12 @@ def _load(code: dict) -> None:
 
 
 def end_with_parent() -> None:
-    """Lets the kernel kill this process when the thread ends that has started it: a study leaves no process behind."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Lets the kernel kill this process when the thread ends that has started it: a study leaves no process behind.
+
+    Only Linux can do so.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> int:
