@@ -1,4 +1,4 @@
-"""The command line: the commands export, verify, inspect, bench, simulate-round, web, demo and demo-web.
+"""The command line of the export to devices.
 
 Only the commands that need TensorFlow import it.
 """
@@ -54,9 +54,9 @@ class ExportGroup(Group):
     """A group of commands that also shows the errors of the modules for devices in one line."""
 
     ours = (TfpflError, InvalidInput)
-    heavy = ("export", "simulate-round", "web", "demo", "demo-web")
+    heavy = ("export", "simulate-round", "web", "demo", "demo-web", "demo-voice")
     headings = {
-        "From a run to a device": ("export", "simulate-round", "web", "demo", "demo-web"),
+        "From a run to a device": ("export", "simulate-round", "web", "demo", "demo-web", "demo-voice"),
         "With a bundle, also without TensorFlow": ("verify", "inspect", "bench"),
     }
 

@@ -226,9 +226,19 @@ def test_every_command_stands_under_one_heading(group):
     text = CliRunner().invoke(group, ["--help"]).output
     lists = dict(re.findall(r"^(\S.*):\n((?:  .*\n?)+)", text, re.MULTILINE))
     listed = [line.split()[0] for heading in group.headings for line in lists[heading].splitlines()]
-    listed += [line.split()[0] for line in lists.get("Other commands", "").splitlines()]
     assert sorted(listed) == sorted(group.commands)
     assert set(group.headings) <= set(lists) and len(group.headings) > 1
+
+
+WITHOUT_TENSORFLOW = {  # these start without it
+    main: {"datasets", "cite", "places", "watch", "device"},
+    export: {"verify", "inspect", "bench"},
+}
+
+
+@pytest.mark.parametrize("group", [main, export], ids=["tfpfl", "tflite_export"])
+def test_a_command_that_needs_tensorflow_first_asks_whether_it_can_start(group):
+    assert set(group.heavy) == set(group.commands) - WITHOUT_TENSORFLOW[group]
 
 
 def test_a_command_without_a_heading_is_listed_too():

@@ -123,7 +123,7 @@ class Commands(Group):
     heavy = (
         *("run", "resume", "evaluate", "new-clients", "demo", "partition"),
         *("compare", "sweep", "reproduce", "report", "algorithms", "model", "predict", "study", "suite"),
-        *("advise", "serve", "demo-live", "flower", "backbone", "pretrain"),
+        *("advise", "serve", "demo-live", "replay", "flower", "backbone", "pretrain", "worker"),
     )
     headings = {
         "Train and evaluate": ("run", "resume", "evaluate", "new-clients", "model", "predict", "demo"),
