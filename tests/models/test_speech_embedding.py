@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tfpfl import SplitModel
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.models import speech_embedding as trunk
 from tfpfl.models.network_file import load_network
 
@@ -106,6 +106,12 @@ def test_other_files_are_refused(weights, tmp_path):
         trunk.speech_embedding(graph(front), graph(short))
     with pytest.raises(InvalidArgument, match="has no 1.melW"):
         trunk.speech_embedding(graph({k: v for k, v in front.items() if k != "1.melW"}), graph(net))
+
+
+def test_without_onnx_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)  # as if it were not installed
+    with pytest.raises(Unavailable, match=r"needs the package onnx, which is not installed: pip install '.\[people\]'"):
+        trunk.speech_embedding(b"", b"")
 
 
 def test_the_package_is_found_and_another_version_is_refused(weights, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from tfpfl.checks import InvalidArgument, Unavailable
+from tfpfl.checks import InvalidArgument, Unavailable, extra
 from tfpfl.data.people.files import VARIABLE, find, people_folder, read_members
 
 LICENCE = "Apache-2.0"
@@ -149,7 +149,9 @@ def _weights(content: bytes, name: str) -> dict[str, Any]:
     try:
         import onnx
     except ImportError as error:
-        raise Unavailable("reading the files of speech_embedding needs the package onnx: pip install onnx") from error
+        raise Unavailable(
+            f"reading the files of speech_embedding needs the package onnx, which is not installed: {extra('people')}"
+        ) from error
     try:
         graph = onnx.load_model_from_string(content).graph
         return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
