@@ -22,7 +22,9 @@ FLOWER = {  # heading of the help -> options
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The new folder for the files of the app.")
 @click.option(
-    "--wait-for", type=click.IntRange(1), help="Open no round before so many clients have come. Default: all."
+    "--wait-for",
+    type=click.IntRange(1),
+    help="Number of clients that must have come before a round opens. Default: all.",
 )
 @click.option(
     "--deadline",
@@ -45,7 +47,7 @@ FLOWER = {  # heading of the help -> options
     show_default=True,
     help="How devices send gradients; int8 is smaller and less exact.",
 )
-@click.option("--max-norm", type=_seconds, help="Refuse a gradient with a larger L2 norm. Default: take all.")
+@click.option("--max-norm", type=_seconds, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
 @click.option(
     "--patience",
     type=_seconds,
@@ -54,7 +56,9 @@ FLOWER = {  # heading of the help -> options
     help="Seconds after which a node that has not answered is asked again.",
 )
 @click.option(
-    "--data-for-devices", type=click.Path(path_type=Path), help="Write each client's examples to a folder here."
+    "--data-for-devices",
+    type=click.Path(path_type=Path),
+    help="Write the examples of each client into a folder of its own in PATH.",
 )
 @allow_code_option
 def flower(folder, out, wait_for, patience, data_for_devices, allow_code, **rules):

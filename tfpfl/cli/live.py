@@ -62,7 +62,7 @@ class Buffer(click.ParamType):
 @click.option(
     "--cohort",
     metavar="N|LOW-HIGH",
-    help="So many clients are invited to a round, of all that there are. Only before round 1. Default: as RUN says.",
+    help="How many clients a round invites, a number or a range. Only before round 1. Default: as RUN says.",
 )
 @click.option(
     "--deadline",
@@ -83,9 +83,9 @@ class Buffer(click.ParamType):
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Open no round before so many clients have joined.",
+    help="Number of clients that must have joined before a round opens.",
 )
-@click.option("--max-norm", type=_seconds, help="Refuse a gradient with a larger L2 norm. Default: take all.")
+@click.option("--max-norm", type=_seconds, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
 @click.option(
     "--payload",
     type=click.Choice(["float32", "int8"]),
@@ -103,40 +103,40 @@ class Buffer(click.ParamType):
 @click.option(
     "--staleness",
     type=click.IntRange(0),
-    help="With --async, refuse updates of a theta before the last so many steps.  [default: 1000]",
+    help="With --async: refuse an update if the server has made more steps than this since its theta.  [default: 1000]",
 )
-@click.option("--secure", is_flag=True, help="The server learns the sum of the updates alone: docs/secure.md.")
+@click.option("--secure", is_flag=True, help="The server learns only the sum of the updates; docs/secure.md says how.")
 @click.option(
     "--secure-threshold",
     "threshold",
     type=click.FloatRange(0.5, 1, max_open=True),
-    help="With --secure, masks come off with more than this part of a client's neighbours.  [default: 0.5]",
+    help="With --secure: a client's masks are opened if more than this part of its neighbours answers.  [default: 0.5]",
 )
 @click.option(
     "--secure-clip",
     "clip",
     type=_seconds,
-    help="With --secure, devices make a gradient with a larger L2 norm as long as this.  [default: 100]",
+    help="With --secure: a device scales a gradient with a larger L2 norm down to this norm.  [default: 100]",
 )
 @click.option(
     "--secure-phase",
     "phase",
     type=_seconds,
-    help="With --secure, seconds for each of the three messages after the visits.  [default: 20]",
+    help="With --secure: seconds that devices have for each of the three messages after a visit.  [default: 20]",
 )
 @click.option(
     "--joins",
     type=click.IntRange(1),
     default=30,
     show_default=True,
-    help="So many devices may join from one address in a minute.",
+    help="Number of devices that may join from one address in a minute.",
 )
 @click.option(
     "--most-examples",
     type=click.IntRange(1),
     default=100_000,
     show_default=True,
-    help="In a run on places: a device that says that it has more training examples is refused.",
+    help="In a run on places: refuse a device that says that it has more training examples than this.",
 )
 @click.option(
     "--new-token",
@@ -154,7 +154,9 @@ class Buffer(click.ParamType):
 )
 @click.option("--rounds", type=click.IntRange(1), help="A new total number of rounds. Default: that of the run.")
 @click.option(
-    "--data-for-devices", type=click.Path(path_type=Path), help="Write each client's examples to a folder here."
+    "--data-for-devices",
+    type=click.Path(path_type=Path),
+    help="Write the examples of each client into a folder of its own in PATH.",
 )
 @click.option(
     "--web",
@@ -228,7 +230,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
 
 @main.command()
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--clients", type=click.IntRange(1), required=True, help="At most so many devices can join a run.")
+@click.option("--clients", type=click.IntRange(1), required=True, help="Largest number of devices that can join a run.")
 @click.option("--shape", required=True, metavar="AxBxC", help="The shape of an example, such as 28x28x1 for an image.")
 @click.option("--classes", required=True, metavar="C|A,B,...", help="How many classes there are, or all their names.")
 @click.option(
@@ -287,7 +289,12 @@ def replay(folder, allow_code):
 
 @main.command(cls=SectionedCommand, headings=DEVICE)
 @click.argument("url")
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="The folder with train.npz and test.npz.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The folder with train.npz, and perhaps validation.npz and test.npz.",
+)
 @click.option(
     "--state",
     type=click.Path(path_type=Path),
@@ -295,9 +302,17 @@ def replay(folder, allow_code):
     help="Where the device keeps its key, bundle and head.",
 )
 @click.option("--token", help="The enrolment token, at the first start. Default: $TFPFL_TOKEN.")
-@click.option("--most", type=click.IntRange(1), help="End after so many updates. Default: when the run is over.")
 @click.option(
-    "--patience", type=_seconds, default=300.0, show_default=True, help="Seconds for which the server may be away."
+    "--most",
+    type=click.IntRange(1),
+    help="Number of updates after which the device ends. Default: it ends with the run.",
+)
+@click.option(
+    "--patience",
+    type=_seconds,
+    default=300.0,
+    show_default=True,
+    help="Seconds for which a server that does not answer is asked again.",
 )
 @click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
 @click.option("--half", is_flag=True, help="Ask for theta in half precision: half of the bytes, and less exact.")
@@ -343,7 +358,11 @@ def device(runtime, **given):
 )
 @click.option("--once", is_flag=True, help="Print the present state with all clients, and end.")
 @click.option(
-    "--patience", type=_seconds, default=30.0, show_default=True, help="Seconds for which the server may be away."
+    "--patience",
+    type=_seconds,
+    default=30.0,
+    show_default=True,
+    help="Seconds for which a server that does not answer is asked again.",
 )
 @click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
 def watch(url, run, token, once, patience, ca):

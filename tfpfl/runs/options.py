@@ -355,7 +355,7 @@ SECTIONS = {
         RunOption(
             "secure_clip",
             "With --secure: updates with a larger L2 norm are scaled down to this norm, at the client. Default: 100, "
-            "which clips nothing.",
+            "far above most updates.",
             float,
         ),
         RunOption(
