@@ -10,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 from email import message_from_bytes
 from pathlib import Path
 from zipfile import ZipFile
@@ -23,6 +24,11 @@ ROOT = Path(__file__).parents[1]
 METADATA = runpy.run_path(str(ROOT / "packaging" / "metadata.py"))
 URL = "https://example.org/tfpfl"
 READMES = [ROOT / "README.md", ROOT / "packaging" / "device" / "README.md"]
+
+
+def tracked():
+    """The paths of all files that git has."""
+    return subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def targets(text):
@@ -83,8 +89,7 @@ def test_the_dockerfile_does_what_make_demo_does():
     assert [value for word, value in steps if word == "USER"] == ["tfpfl"]  # and not root
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     assert {".git", ".venv", "build", "dist", "runs"} <= set(ignored)
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    assert not [path for path in tracked if path.split("/")[0] in ignored]
+    assert not [path for path in tracked() if path.split("/")[0] in ignored]
 
 
 def run(*command, cwd, **environment):
@@ -119,15 +124,33 @@ def environment(place):
 
 
 @pytest.fixture(scope="module")
-def wheels(place):
-    """{name: path} of the wheels that `make wheels` builds in a copy of what git has."""
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for path in tracked.splitlines():
+def checkout(place):
+    """A copy of what git has."""
+    for path in tracked():
         target = place / "checkout" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, target, follow_symlinks=False)
-    run("make", "wheels", f"URL={URL}", f"PYTHON={sys.executable}", cwd=place / "checkout")
-    return {path.name.partition("-")[0]: path for path in (place / "checkout" / "dist").glob("*.whl")}
+    return place / "checkout"
+
+
+@pytest.fixture(scope="module")
+def wheels(checkout):
+    """{name: path} of the wheels that `make wheels` builds."""
+    run("make", "wheels", f"URL={URL}", f"PYTHON={sys.executable}", cwd=checkout)
+    return {path.name.partition("-")[0]: path for path in (checkout / "dist").glob("*.whl")}
+
+
+@pytest.mark.slow
+def test_the_source_distribution_has_what_its_readme_links_to(checkout, place):
+    pytest.importorskip("setuptools")
+    run(sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", place / "sdist", cwd=checkout)
+    (path,) = (place / "sdist").glob("tfpfl-*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    links = {target.partition("#")[0] for target in targets(READMES[0].read_text(encoding="utf-8"))}
+    wanted = {link.rstrip("/") for link in links if "://" not in link}
+    assert len(wanted) > 30 and wanted - set(names) == set()
+    assert [name for name in names if name.split("/")[0] == "tests" or name.endswith(".pyc")] == []
 
 
 @pytest.mark.slow
@@ -137,7 +160,8 @@ def test_the_wheels_are_ready_for_an_index(wheels, environment, place):
         with ZipFile(path) as archive:
             (metadata,) = [n for n in archive.namelist() if n.endswith("/METADATA")]
             found = message_from_bytes(archive.read(metadata))
-            files = {n.split("/")[0] for n in archive.namelist() if ".dist-info" not in n}
+            everything = {n for n in archive.namelist() if ".dist-info" not in n}
+            files = {n.split("/")[0] for n in everything}
             modules = {n for n in archive.namelist() if n.endswith(".py")}
             assert archive.read(metadata.replace("METADATA", "licenses/LICENSE")) == (ROOT / "LICENSE").read_bytes()
         assert found["Version"] == METADATA["VERSION"] and found["Description-Content-Type"] == "text/markdown"
@@ -145,8 +169,7 @@ def test_the_wheels_are_ready_for_an_index(wheels, environment, place):
         if name == "tfpfl":
             assert files == {"tfpfl", "tflite_export"}
             assert set(found.get_all("Provides-Extra")) >= {"ray", "dp", "test", "notebooks", "docs", "lint"}
-            on_disk = {str(p.relative_to(ROOT)) for top in files for p in (ROOT / top).rglob("*.py")}
-            assert modules == on_disk
+            assert everything == {path for path in tracked() if path.split("/")[0] in files}
         else:
             assert files == {"tflite_export"}
             assert modules == {"tflite_export/__init__.py"} | {
