@@ -266,8 +266,8 @@ SECTIONS = {
         ),
         RunOption(
             "schedule_of",
-            "A learning rate that follows --schedule, such as rho; may be repeated. Default: all but those that "
-            "multiply what scheduled steps have made, such as SCAFFOLD's eta_g.",
+            "A learning rate that follows --schedule, such as rho; may be repeated. Default: all, except rates that "
+            "multiply the result of steps that follow it already, such as SCAFFOLD's eta_g.",
             metavar="NAME",
             multiple=True,
         ),
