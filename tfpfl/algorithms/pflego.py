@@ -142,7 +142,7 @@ def pflego(
         inner_opt: of the tau - 1 steps: 'gd', 'momentum', 'adam' or 'newton' (damped, conjugate gradients); any will do
             that lowers l_i. For regression also 'exact': the head of least error in place of the tau - 1 steps, which
             is tau = infinity for the price of one solve. In Python also an optimizer.
-        safeguard: restore W_i where the inner steps raised l_i; default: yes.
+        safeguard: restore W_i where the inner steps raised l_i.
         head_init: how a client's head starts: 'glorot', 'uniform01' or 'zeros' (see `SplitModel`); None for the model's
             `head_init`.
         head_rate: the rate of the head's last step: 'rho' (rho (I/r) c_i, as in the paper), 'beta', or 'safe': that of
@@ -150,7 +150,7 @@ def pflego(
             with the cached features (`linear_head.smoothness`). The paper's condition for convergence, rho < 2 r / (L
             I), is rho (I/r) < 2 / L. Beyond it a step may raise l_i. theta's step is the same for all three; with
             'beta' and 'safe' the step on (theta, W) is no longer one gradient step at one rate.
-        recompute: run the forward pass twice instead of keeping its activations: less memory, more time; default: no.
+        recompute: run the forward pass twice instead of keeping its activations: less memory, more time.
         chunk: run the forward pass twice, for at most this many examples at a time, >= 1, which bounds the memory; None
             for all at once.
 
