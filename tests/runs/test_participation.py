@@ -4,6 +4,7 @@ import csv
 import json
 import sqlite3
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -80,6 +81,23 @@ def test_every_kind_of_sampling(how):
     assert counts(first, 10, 0) == (0, 10)
 
 
+def test_each_client_of_a_cohort_is_as_slow_as_its_own_work():
+    """A clock without chance: in time is who has few examples, whatever its place in the cohort, and who is there."""
+    config = RunConfig(clients=12, data_seed=1, seed=5, new_clients=3, participation=0.34, client_seconds=1.0,
+                       round_deadline=4.5, joins=("4:1",))  # fmt: skip
+    ids = config.training_ids(12, 1)
+    assert ids.tolist() == [1, 2, 3, 5, 6, 7, 8, 10, 11]
+    work = np.array([1, 8, 2, 7, 3, 6, 9, 4, 5])
+    population = Population(work, [2] * 9, sampling=Sampling("fixed", rate=0.34), client_ids=ids)
+    in_time, first, history = set(ids[work <= 4].tolist()), {}, []
+    for t in range(1, 13):
+        came = in_time & set(cohort(5, t, population, ids if t >= 4 else ids[1:]).tolist())
+        history.append({"round": t, "clients": len(came)})
+        first = dict.fromkeys(came, t) | first
+    assert took_part(config, history, [], work) == first and set(first) == in_time
+    assert took_part(config, history, [], work[::-1]) is None
+
+
 def test_who_was_rejected_has_not_taken_part():
     config = RunConfig(clients=10, data_seed=0, participation=0.2, on_broken="reject")
     population = Population([9] * 10, [2] * 10, sampling=Sampling("fixed", rate=0.2))
@@ -87,6 +105,16 @@ def test_who_was_rejected_has_not_taken_part():
     good, bad = cohort(0, 1, population).tolist()
     history[0]["rejected_clients"] = f"{bad}: its update is too large"
     assert took_part(config, history, [Score(1, good, LOCAL_COPY, "test", 5, 0.1, 0.9)]) == {good: 1}
+
+
+def test_in_a_round_without_a_secure_sum_nobody_has_taken_part():
+    """Fewer clients than the quorum came: the server could use the work of none of them."""
+    config = RunConfig(clients=10, data_seed=0, participation=0.2)
+    population = Population([9] * 10, [2] * 10, sampling=Sampling("fixed", rate=0.2))
+    history = history_of(config, population, rounds=3)
+    history[1] |= {"clients": 0, "too_few": 2}
+    seen = {i: 1 for i in cohort(0, 1, population).tolist()}
+    assert took_part(config, history, []) == dict.fromkeys(cohort(0, 3, population).tolist(), 3) | seen
 
 
 def test_a_straggler_that_fedprox_drops_has_not_taken_part(six_clients, tmp_path):
