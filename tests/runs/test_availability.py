@@ -158,6 +158,18 @@ def test_the_clock_waits_for_the_last_or_for_the_deadline():
     assert enough.seconds == seconds.max() and not len(enough.late)
 
 
+def test_the_clock_waits_for_nobody_who_drops_out_but_where_there_is_a_deadline():
+    clients = Availability(dropout=0.5, seconds=0.01, seconds_spread=1.0)
+    ids, work = np.arange(10), np.full(10, 100.0)
+    slowest = int(clients.visit_seconds(0, 1, ids, work).argmax())
+    t = next(t for t in range(1, 50) if clients.drops(0, t, ids)[slowest] and not clients.drops(0, t, ids).all())
+    seconds, drops = clients.visit_seconds(0, t, ids, work), clients.drops(0, t, ids)
+    assert clients.round(0, t, ids, work).seconds == seconds[~drops].max() < seconds.max()
+    late = float(seconds.max()) + 1  # nobody is too late, but the server does not know that some have dropped out
+    found = replace(clients, deadline=late).round(0, t, ids, work)
+    assert found.seconds == late and not len(found.late) and found.dropped.tolist() == ids[drops].tolist()
+
+
 def test_the_slowest_clock_that_is_allowed_stays_finite():
     slow = Availability(seconds=1e12, seconds_spread=3.0, jitter=2.5, deadline=1e30)
     found = slow.round(0, 1, MANY, np.full(len(MANY), 1e6))
