@@ -12,10 +12,13 @@ from helpers import small_runs as runs
 from helpers import toys
 from helpers.marks import slow_but
 from tfpfl import Sampling, SplitModel, Training, build_algorithm
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.data import Federation
 from tfpfl.data.cohorts import cohort
 from tfpfl.engines import engine
+from tfpfl.engines.visit import evaluate, visits
 from tfpfl.runs import training
+from tfpfl.runs.availability import Availability
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.training import DivergedError
 
@@ -198,6 +201,55 @@ def test_evaluation_in_a_round_is_that_of_the_states_it_commits(federation):
     again = loop.evaluate(loop.server_state())
     stored = [e for e in loop.store.evaluations(2) if e.model == "personal"]
     assert sorted(again) == sorted(stored) and len(stored) == 12
+
+
+def test_fine_tuning_for_scores_draws_with_the_keys_of_the_round_that_is_evaluated(federation):
+    """Against the clients' models by `personal_model` itself, with the keys of each round."""
+    algorithm = make("fedavg_ft", federation, labels="global", eta=0.05, steps=1, eta_ft=0.3, steps_ft=2, batch_size=4)
+    loop = Training(algorithm, federation, seed=3, splits=("test",), model_name="fine-tuned")
+
+    def losses(t):
+        found = {}
+        for visit in visits(algorithm, t, range(6), seed=3):
+            i, message = int(visit.info.client_id), tf.nest.map_structure(tf.constant, loop.server_state())
+            x, y = federation.arrays(i, labels="global")
+            model = algorithm.personal_model(message, (), ClientData(x, y, visit.info, tf.constant(visit.key)))
+            found[i] = float(evaluate(algorithm.model, model, *federation.arrays(i, "test", labels="global"))["loss"])
+        return found
+
+    for t in (1, 2):
+        loop.run(t)
+        stored = {e.client_id: e.loss for e in loop.store.evaluations(t) if e.model == "fine-tuned"}
+        again = {e.client_id: e.loss for e in loop.evaluate(loop.server_state()) if e.model == "fine-tuned"}
+        assert again == stored == pytest.approx(losses(t), rel=1e-4)
+        assert stored != pytest.approx(losses(t + 1), rel=1e-2)
+
+
+def test_the_quorum_counts_who_began_and_is_enough_itself(federation):
+    """Of six clients one drops out, or two are too late: what the quorum is told, and rounds at it and below it."""
+    began, algorithm = [], make("fedavg", federation, Sampling(), "global", steps=1)
+    work = np.sort(algorithm.population.num_examples)
+    late = Availability(seconds=1.0, deadline=float(work[3]) + 0.5)  # so two of the six are never in time
+    drops = Availability(dropout=0.3)
+    for availability in (late, drops):
+        came = [len(availability.round(0, t, range(6), algorithm.population.num_examples).came) for t in (1, 2, 3)]
+        least = came[0] if availability is late else sorted(came)[1]
+
+        def quorum(number, least=least):
+            began.append(number)
+            return least
+
+        how = {"splits": (), "availability": availability, "quorum": quorum, "evaluate_every": 0}
+        loop = Training(algorithm, federation, **how)
+        states = [loop.server_state()]
+        for t, number in enumerate(came, 1):
+            loop.run(t)
+            row = loop.store.history()[-1]
+            enough = number >= least
+            assert (row["clients"], row.get("too_few")) == ((number, None) if enough else (0, number))
+            states.append(loop.server_state())
+            assert (toys.distance(*states[-2:]) > 0) == enough
+    assert min(came) < least and set(began) == {6}
 
 
 def test_one_graph_draws_the_states_of_any_number_of_new_clients(federation):
