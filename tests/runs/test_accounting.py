@@ -11,7 +11,7 @@ from helpers import small_runs
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
 from tfpfl.algorithms.transforms.secure import codec_of
 from tfpfl.data.population import Sampling
-from tfpfl.runs.accounting import Noise, gap_of, of_member, of_rounds, privacy_of, released
+from tfpfl.runs.accounting import ORDERS, Noise, gap_of, of_member, of_rounds, privacy_of, released
 from tfpfl.runs.privacy import privacy
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore
@@ -102,9 +102,22 @@ def test_epsilon_is_above_the_one_of_privacy_loss_distributions_and_near_it(mult
     assert tight <= found <= 1.6 * tight
 
 
+def test_what_the_sampled_sums_are_from_discrete_gaussians_is_added_for_every_round():
+    """Little noise, of which tau is not negligible: 3 P tau for each round with a sum, beside that of Gaussians."""
+    noise, shares = Noise(0.9, 1.0, 20), [3, 5, 0, 3, 3]
+    accountant = dp_accounting.rdp.RdpAccountant(ORDERS)
+    for n in filter(None, shares):
+        z = 1 / (1 / (math.sqrt(n) * 0.9) + gap_of(0.9, n) * math.sqrt(20))
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(z)))
+    more = sum(3 * 20 * gap_of(0.9, n) for n in shares if n)
+    found = released(noise, 0.2, shares, 1e-4)
+    assert found == pytest.approx(accountant.get_epsilon(1e-4) + more, rel=1e-9)
+    assert more > 1e-3 * found
+
+
 def test_the_client_that_spent_most_is_reported_and_empty_rounds_cost_nothing():
     noise = Noise(1000.0, 20_000.0, 10)
-    visits = {3: [0, 2], 5: [2], 9: [0, 4]}  # round 2 had fewer shares, so client 3 spent most
+    visits = {3: [0, 4], 5: [2], 9: [0, 2]}  # round 2 had fewer shares, so client 9 spent most
     found = of_rounds(noise, [100, 0, 50, 0, 100], visits, Sampling("fixed", 0.5), 1e-4)
     assert found.epsilon == of_member(noise, [100, 50], 1e-4) and found.released is None
     assert "2 rounds" in found.text
