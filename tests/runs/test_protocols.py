@@ -82,6 +82,15 @@ def test_the_four_parts_of_a_protocol():
     assert find(found, split="validation", when="last", mean="clients").num_clients == 3
 
 
+def test_no_round_is_chosen_for_its_training_examples():
+    table = [row for t in (1, 2) for s in ("train", "validation", "test")
+             for row in rows(t, "personal", s, (0.5, 0.1 * t), (5, 5))]  # fmt: skip
+    found = {(r.split, r.when) for r in results(table)}
+    assert {when for split, when in found if split == "train"} == {"last", "last10"}
+    assert {split for split, when in found if when == "best_test"} == {"test"}
+    assert result(table, EV_ALL._replace(split="train", when="best_validation")) is None
+
+
 def test_one_client_has_no_interval():
     """The interval is averaged over the rounds that have one: with a cohort of one client there is none, not 0."""
     alone, pair = rows(1, LOCAL_COPY, "test", (0.5,), (10,)), rows(2, LOCAL_COPY, "test", (0.5, 0.7), (10, 10))
@@ -233,6 +242,9 @@ def test_each_round_has_its_own_clients_that_had_taken_part():
     assert worst(toy(), 0.1, wanted, TOOK_PART) == pytest.approx((0.0 + 1.0 + 0.5) / 3)
     last = find(results(toy(), TOOK_PART), unseen._replace(model="personal"), mean="clients")
     assert last.num_clients == 1 and math.isnan(last.accuracy_ci95)  # one client says nothing of others
+    # The number is that of the last round: in the first, one client had taken part and one had not.
+    seen = find(results(toy(), TOOK_PART), wanted._replace(model="personal"), mean="clients")
+    assert seen.rounds == [1, 2, 3] and seen.num_clients == 2
     # The best round is chosen by all clients, so that both sides are of one round.
     best = [result(toy(), EV_ALL._replace(clients=c, when="best_test"), TOOK_PART) for c in ("all", "seen", "unseen")]
     assert [r.rounds for r in best] == [[2]] * 3 and [r.accuracy for r in best] == pytest.approx([0.7, 1.0, 0.4])
