@@ -106,6 +106,17 @@ def test_tables_in_every_format(records):
         comparison.text(table, "html")
 
 
+def test_rounds_are_those_of_the_shortest_seed_and_bytes_those_of_all_visits():
+    found = [made(seed=seed).until(rounds) for seed, rounds in enumerate((12, 9, 11))]
+    (row,) = comparison.rows(found)
+    assert (row["seeds"], row["rounds"]) == (3, 9)
+    lines = [line for record in found for line in record.history]
+    sent = sum(line["bytes_down"] + line["bytes_up"] for line in lines)
+    assert row["bytes a visit"] == pytest.approx(sent / sum(line["clients"] for line in lines)) and sent > 0
+    medians = [np.median([line["seconds"] for line in record.history]) for record in found]
+    assert row["s a round"] == pytest.approx(np.mean(medians))
+
+
 def test_names_of_columns_are_known_before_the_runs():
     first = {0: 1, 1: 1}
     found = [made(name, took_part=first, metrics=("ece",)) for name in ("pflego", "local", "fedavg_ft")]

@@ -66,6 +66,26 @@ def test_pairs_are_of_clients_that_took_part_on_both_sides():
     assert comparison.rows([one, other])[1]["pairs"] == 2
 
 
+def test_a_client_is_compared_over_the_seeds_that_have_it_on_both_sides():
+    """Client 0 took part in both runs of both seeds, 1 in both of seed 0 alone, and 2 of no seed."""
+    good = {"local": (0.5, 0.7), "fedavg_ft": (0.6, 0.9)}
+    first = {"local": ({0: 1, 1: 1, 2: 1}, {0: 1, 1: 1}), "fedavg_ft": ({0: 1, 1: 1}, {0: 1, 2: 1})}
+    runs = {name: [with_accuracies(name, lambda i, a=a: a + 0.01 * i, seed=s) for s, a in enumerate(of_seeds)]
+            for name, of_seeds in good.items()}  # fmt: skip
+    for name, records in runs.items():
+        for record, its in zip(records, first[name], strict=True):
+            record.__dict__["took_part"] = its
+    theirs, mine = (runs[name] for name in ("local", "fedavg_ft"))
+    gains = statistics.gains(*paired(mine, theirs, EV_SEEN))
+    assert gains[:2] == pytest.approx([(0.1 + 0.2) / 2, 0.1])
+    assert math.isnan(gains[2]) and statistics.num_tested(gains) == 2
+    # Without a seed of its own, a side that has another seed more is compared over those of both.
+    third = with_accuracies("local", lambda i: 0.1, seed=2)
+    assert statistics.gains(*paired(mine, [*theirs, third], EV_ALL)) == pytest.approx([0.15] * CLIENTS)
+    row = comparison.rows([*theirs, *mine], sides=True)[0]
+    assert (row["clients seen"], row["clients never seen"]) == (2.5, CLIENTS - 2.5)
+
+
 def test_notes_say_how_many_and_where_it_is_unknown(records):
     told = " ".join(comparison.notes(records))
     assert "5 clients had taken part, and 3 never" in told and "that both methods had seen" in told
