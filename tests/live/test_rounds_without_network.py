@@ -48,12 +48,12 @@ def moved(run):
 
 def test_a_round_ends_at_its_deadline_with_a_quorum_and_its_step_is_the_sum_of_who_came(make_run, tmp_path):
     with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
-        rounds = joined(run, Rules(wait_for=10, deadline=10, quorum=0.6))
+        rounds = joined(run, Rules(wait_for=10, deadline=10, quorum=0.55))
         for i in range(5):
-            send(rounds, i)
-        rounds.tick(11.0)  # five of ten: too few
+            send(rounds, i, loss=0.1 * i)
+        rounds.tick(11.0)  # five of ten are less than 5.5: too few
         assert rounds.view.kind == wire.VISIT and rounds.view.deadline == 21.0
-        send(rounds, 5)
+        send(rounds, 5, loss=2.0)
         rounds.tick(20.0)
         assert rounds.view.kind == wire.VISIT
         rounds.tick(21.0)
@@ -65,6 +65,11 @@ def test_a_round_ends_at_its_deadline_with_a_quorum_and_its_step_is_the_sum_of_w
         assert rounds.view.kind == wire.DONE and run.store.round_num == 1
         (row,) = run.store.history()
         assert (row["clients"], row["dropped"], row["came"]) == (6, 4, "0 1 2 3 4 5")
+        losses, sizes = [0, 0.1, 0.2, 0.3, 0.4, 2.0], run.population.num_examples[:6]
+        assert row["loss"] == pytest.approx(np.average(losses, weights=sizes))
+        numbers = rounds.model.num_backbone_weights
+        assert row["bytes_down"] == 10 * 4 * numbers  # all had been invited
+        assert row["bytes_up"] == 6 * len(payload.encode(np.zeros(numbers, np.float32)))
         alpha = run.population.num_examples[:6].sum() / run.population.num_examples.sum()
         assert np.allclose(moved(run), -0.01 * alpha * 1e-3, rtol=1e-4)  # rho times the sum of alpha_i g_i; I = r
         members = rounds.book.members()
