@@ -14,6 +14,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import label_kind
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.config import RunConfig, RunError
+from tfpfl.runs.run import Run
 from tfpfl.studies import search
 from tfpfl.studies.records import Record
 from tfpfl.studies.search import VALIDATION
@@ -140,6 +141,20 @@ def test_a_search_for_a_run_with_patience_looks_at_the_score(config):
     """`monitor` says what patience looks at, and a search has none."""
     found = search.of_search(replace(config, patience=2, monitor="loss"), 4)
     assert (found.patience, found.monitor) == (None, "accuracy")
+
+
+def test_a_stage_has_the_schedule_of_the_last_one(config):
+    """Otherwise the rates of a stage of two rounds of eight would end at 0 in round 2."""
+    assert search.of_search(replace(config, rounds=2, schedule="cosine:0.1"), 8).schedule == "cosine:0.1:8"
+    assert search.of_search(replace(config, rounds=2, schedule="cosine:0.1:5"), 8).schedule == "cosine:0.1:5"
+
+
+@pytest.mark.parametrize(("rounds", "name"), [(20, "base"), (19, "base-r19"), (11, "base-r11"), (21, "base")])
+def test_a_run_that_was_begun_for_20_rounds_scores_its_last_ten_alone(config, rounds, name, tmp_path):
+    """Rounds 11 to 20; of 19 rounds, the score would also be of round 10."""
+    with Run.create(replace(config, rounds=20, evaluate_every=0), tmp_path / "base"):
+        pass
+    assert search.run_folder(tmp_path / "base", rounds).name == name
 
 
 @pytest.mark.slow
