@@ -146,6 +146,16 @@ def test_columns_without_room_follow_below_with_the_names():
     assert len([line for line in shown(table, 200).splitlines() if "column" in line]) == 1
 
 
+def test_columns_that_fit_exactly_stand_side_by_side():
+    """The narrowest terminal with one table is as wide as the table."""
+    table = FittedTable()
+    for heading in ("method", "score", "loss", "bytes"):
+        table.add_column(heading)
+    table.add_row("PFLEGO", "91.25", "0.3", "1048576")
+    whole = max(map(len, shown(table, 200).splitlines()))
+    assert [shown(table, width).count("PFLEGO") for width in (whole + 1, whole, whole - 1)] == [1, 1, 2]
+
+
 def test_a_row_of_a_comparison_has_its_gain_where_its_clients_are():
     """The mixture of seen and never seen clients has no gain and no p."""
     rows = comparison.rows([made("pflego", good=0.3, took_part=FIRST), made("local", took_part=FIRST)])
