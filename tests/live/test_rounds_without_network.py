@@ -113,6 +113,17 @@ def test_who_comes_rarely_counts_more(make_run, tmp_path):
         rounds.close()
 
 
+def test_a_gradient_may_be_as_long_as_the_largest_norm(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=0) as run:
+        rounds = joined(run, Rules(wait_for=10, deadline=10, max_norm=0.2))
+        at_most = 0.2 / np.sqrt(rounds.model.num_backbone_weights)  # of every number, where all are equal
+        with pytest.raises(Refused, match="the gradient's norm is 0.22, and at most 0.2 is taken") as refused:
+            send(rounds, 0, value=1.1 * at_most)
+        assert refused.value.status == 422 and 0 in rounds.view.waiting
+        assert send(rounds, 0, value=0.9 * at_most)["counted"]
+        rounds.close()
+
+
 def test_few_awake_clients_do_not_stop_the_run(make_run, tmp_path):
     """With three of ten awake and a cohort of one in ten, most rounds have nobody, and the next tick opens another."""
     with make_run(tmp_path / "run", participation=0.1, rounds=20, evaluate_every=0) as run:
