@@ -259,7 +259,7 @@ def folders(tmp_path_factory):
         "pflego": {"tau": 4, "beta": 0.3},
         "ditto": sgd,
         "fedamp": sgd | {"eta": 0.1},
-        "fedper": {"eta": 0.1, "epochs": 1},
+        "fedper": {"eta": 0.1, "epochs": 1, "batch_size": 4},
     }
     for name, hyperparameters in asked.items():
         more = {"algorithm": name, "hyperparameters": hyperparameters, "rounds": 1, "new_clients": 2}
@@ -289,6 +289,19 @@ def test_of_a_run(folders):
             adapt_new_clients(run, protocol="globl")
         with pytest.raises(ValueError, match="eta and batch_size are for the protocol 'global'"):
             adapt_new_clients(run, eta=0.1)
+
+
+@pytest.mark.slow
+def test_the_mini_batches_of_new_clients_are_those_of_the_round_after_the_last(folders):
+    with Run.open(folders / "fedper") as run:
+        server = run.training().server_state()
+        found = adapt_new_clients(run, epochs=2).loss
+        other, next_round = (
+            adapt_clients(run.algorithm, run.examples, server, epochs=2, seed=run.config.seed, round_num=t).loss
+            for t in (1, 2)
+        )
+        np.testing.assert_array_equal(found, next_round)
+        assert np.abs(found - other)[:, 1:].min() > 1e-6
 
 
 @pytest.mark.slow
