@@ -100,6 +100,14 @@ def test_round_robin_repair_covers_many_classes_and_keeps_K(seed):
     assert {len(s) for s in sets} == {2} and set().union(*sets) == set(range(62))
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_round_robin_repairs_each_class_once_where_there_is_room_for_no_other(seed):
+    """Five clients of two of ten classes: every class has one client."""
+    data = labels(400, 100, 10)
+    sets = class_sets(round_robin(data, 5, seed, K=2).train, data.train)
+    assert {len(s) for s in sets} == {2} and set().union(*sets) == set(range(10))
+
+
 def test_round_robin_reference_coverage_hands_pairs_to_the_first_clients():
     data = labels(400, 100, 7)
     for seed in range(50):
@@ -118,6 +126,27 @@ def test_dirichlet_gives_everyone_enough_and_cuts_each_pool_at_a_quarter():
     sizes = np.array([len(a) + len(b) for a, b in zip(part.train, part.test, strict=True)])
     assert part.pooled and sizes.min() >= 40 and sizes.sum() == 7_000
     np.testing.assert_array_equal([len(p) for p in part.test], [round(s / 4) for s in sizes])
+
+
+def test_a_pool_is_cut_at_random_and_not_in_the_order_of_the_source():
+    """A seventh of the pool is of the source's test set: of the parts for training and for test, too."""
+    data = labels(6_000, 1_000)
+    by_key = keyed(6)
+    for part, num_train, num_test in (
+        (PARTITIONERS["dirichlet"](data, 25, 0), 6_000, 1_000),
+        (PARTITIONERS["natural"](by_key, None, 0, pooled=True), len(by_key.train), len(by_key.test)),
+    ):
+        share = num_test / (num_train + num_test)
+        for parts in map(np.concatenate, (part.train, part.test)):
+            assert np.mean(parts >= num_train) == pytest.approx(share, abs=4 * np.sqrt(share / len(parts)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dirichlet_gives_no_more_to_clients_that_have_their_share(seed):
+    """N / I examples and those of one class are the most that a client can have, however unequal the draws are."""
+    data = labels(7_000, 500, 50)
+    part = PARTITIONERS["dirichlet"](data, 5, seed, alpha=0.02, pooled=False)
+    assert max(map(len, part.train)) < 7_000 / 5 + np.bincount(data.train).max()
 
 
 def test_dirichlet_alpha_sets_the_skew():
@@ -207,6 +236,14 @@ def test_grouped_dominant_presets_keep_shares_and_share_no_training_example():
             dominant = np.isin(np.arange(10), group.dominant)
             assert counts[dominant].sum() == round(0.8 * len(y))
             assert np.ptp(counts[dominant]) <= 1 and np.ptp(counts[~dominant]) <= 1
+
+
+def test_the_dominant_share_is_rounded_to_the_nearest_number():
+    """0.29 * 100 is 28.999999999999996."""
+    data = labels(2_000, 1_000)
+    part = PARTITIONERS["grouped_dominant"](data, None, 0, groups=[(3, [0, 1], 100)], dominant_share=0.29)
+    for train, test in zip(part.train, part.test, strict=True):
+        assert np.isin(data.train[train], [0, 1]).sum() == np.isin(data.test[test], [0, 1]).sum() == 29
 
 
 def test_natural_clients_are_the_keys_and_may_be_fewer():
