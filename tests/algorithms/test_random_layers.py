@@ -204,6 +204,19 @@ def test_stacked_clients_draw_the_same_and_evaluation_draws_nothing(federation):
     assert distance(first, scores) < 1e-6
 
 
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_epochs_of_adapting_draw_the_masks_of_one_visit(batch_size):
+    """The masks of the second epoch are not those of the first again: they are numbered by the step of the visit."""
+    data, how = random(), {"eta": 0.2, "batch_size": batch_size}
+    one, two = (build_algorithm("fedavg", data.model, data.population, epochs=n, **how) for n in (1, 2))
+    w, visit = one.init_server(), data.visit(1)
+    carry = one.adapt.start(w, (), visit)
+    for n, algorithm in enumerate((one, two)):
+        carry = one.adapt.epoch(carry, visit, n)
+        held = algorithm.local_model(w, algorithm.client_update(w, (), visit))
+        assert distance(one.adapt.model(carry), held) < 1e-9
+
+
 def test_clients_do_not_share_a_pass(federation):
     """With one batch for all, a client's mask would depend on who else is in the cohort."""
     model = SplitModel(network("float32"))
