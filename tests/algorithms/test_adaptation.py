@@ -191,11 +191,12 @@ def test_fedrod_fits_its_private_head_alone(data, w, init):
     assert all(identical(m.theta, w.theta) for m in found)
 
 
-@pytest.mark.parametrize("eta_a", [0.0, 0.4])
-def test_apfl_fits_its_own_part_of_the_mixture(data, w, eta_a):
-    algorithm = apfl(data.model, data.population, eta=0.3, eta_a=eta_a, mixing=0.6)
+@pytest.mark.parametrize(("eta_a", "momentum"), [(0.0, 0.0), (0.4, 0.0), (0.4, 0.5)])
+def test_apfl_fits_its_own_part_of_the_mixture(data, w, eta_a, momentum):
+    """The momentum goes on from epoch to epoch."""
+    algorithm = apfl(data.model, data.population, eta=0.3, eta_a=eta_a, mixing=0.6, momentum=momentum)
     state = initial_states(algorithm, data.population)[CLIENT]
-    v, a, expected = state.v, state.a, []
+    v, a, velocity, expected = state.v, state.a, tree.zeros_like(state.v), []
 
     def mixture(v, a):
         return tree.add(tree.scale(a, v), tree.scale(1 - a, w))
@@ -203,7 +204,8 @@ def test_apfl_fits_its_own_part_of_the_mixture(data, w, eta_a):
     for _ in range(5):
         expected.append(mixture(v, a))
         of_v, of_a = gradient(lambda v, a: loss(data)(mixture(v, a)), v, a)
-        v, a = tree.add_scaled(v, -0.3, of_v), tf.clip_by_value(a - eta_a * of_a, 0, 1)
+        velocity = tree.add_scaled(of_v, momentum, velocity)
+        v, a = tree.add_scaled(v, -0.3, velocity), tf.clip_by_value(a - eta_a * of_a, 0, 1)
     assert (eta_a > 0) == (abs(float(a) - 0.6) > 1e-3)
     assert distance(models(algorithm.adapt, w, state, data.visit(CLIENT), 4), expected) < 1e-9
 
