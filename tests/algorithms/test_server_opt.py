@@ -13,7 +13,7 @@ from helpers.rounds import nothing_arrives, play, shared
 from helpers.toys import distance, identical, initial_states, on_disk, toy, visits_by_id
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.parts import adam, sgd
-from tfpfl.algorithms.transforms import median, scheduled, screened, server_optimized
+from tfpfl.algorithms.transforms import median, scheduled, screened, server_optimized, with_objective
 from tfpfl.algorithms.transforms.server_optimizer import SERVER_OPTIMIZERS, Optimized, adds_mean
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
@@ -53,6 +53,20 @@ def test_who_takes_it_and_who_says_why_not(data):
         assert adds_mean(build_algorithm(name, model_for(name), data.population)) == (name in TAKE_IT), name
         assert name in TAKE_IT or "Use " in row.no_server_opt or "server_opt" in row.no_server_opt
         assert "server_eta" in row.hyperparameters or name not in TAKE_IT
+
+
+def test_what_new_clients_get_is_the_methods_own_also_where_it_is_no_message_of_a_round(data):
+    """Twice the model, say, and with a threshold beside it under another objective."""
+    base = build_algorithm("fedavg", data.model, data.population, steps=1)
+    base = base._replace(adapt=base.adapt._replace(message=lambda w: tree.scale(2.0, w)))
+    made = server_optimized(base, server_opt="momentum")
+    server = made.init_server()
+    assert distance(made.adapt.message(server), tree.scale(2.0, server.own)) == 0
+    tail = with_objective(base, "cvar:0.5")
+    server = tail.init_server()
+    found = tail.adapt.message(server)
+    assert distance(found.own, tree.scale(2.0, server.own)) == 0
+    assert distance(tail.adapt.start(found, (), data.visit(1)).weights, found.own) == 0
 
 
 @pytest.mark.parametrize(
