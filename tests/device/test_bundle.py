@@ -21,6 +21,7 @@ from tflite_export.convert.texts import texts
 from tflite_export.device import layout
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
 from tflite_export.device.ops import operations
+from tfpfl.data.cohorts import cohort
 from tfpfl.models import SplitModel, build_network
 from tfpfl.runs.run import Run
 
@@ -77,6 +78,24 @@ def test_labels_and_preprocessing_are_the_federations(bundle, federation):
     pre = bundle.manifest["preprocessing"]
     x = raw.astype(np.float32) * np.float32(pre["scale"]) + np.float32(pre["shift"])
     assert np.array_equal(x, federation.arrays(4, "test")[0])
+
+
+def test_the_manifest_says_whose_model_it_is_and_since_when_the_client_took_part(bundle, run_folder, federation):
+    with Run.open(run_folder, engine="local") as run:
+        rounds = [t for t in (1, 2, 3) if 4 in cohort(run.config.seed, t, run.population)]
+        run_id = run.config.run_id
+    told = {
+        "algorithm": "pflego",
+        "client": 4,
+        "client_name": federation.client_names[4],
+        "took_part": bool(rounds),
+        "first_round": rounds[0] if rounds else None,
+        "round": 3,
+        "num_examples": int(federation.num_examples("train")[4]),
+        "federation_hash": federation.hash,
+        "run_id": run_id,
+    }
+    assert {name: bundle.manifest[name] for name in told} == told
 
 
 @pytest.mark.table
