@@ -160,10 +160,12 @@ def test_dirichlet_alpha_sets_the_skew():
     assert top_share(1e6) < 0.15  # uniform over 10 classes, up to sampling
 
 
-def test_dirichlet_with_the_test_set_apart_tests_on_trained_classes_only():
-    data = labels()
-    part = PARTITIONERS["dirichlet"](data, 10, 0, alpha=0.1, pooled=False)
-    assert not part.pooled and disjoint_union(part.test, 500)
+@pytest.mark.parametrize(("num_train", "num_test"), [(2_000, 500), (600, 6_000)])
+def test_dirichlet_with_the_test_set_apart_tests_on_trained_classes_only(num_train, num_test):
+    """Of the larger test set, a small proportion is some examples where it is none of the training set."""
+    data = labels(num_train, num_test)
+    part = PARTITIONERS["dirichlet"](data, 10, 0, alpha=0.1, min_samples=10, pooled=False)
+    assert not part.pooled and disjoint_union(part.test, num_test)
     for train, test in zip(part.train, part.test, strict=True):
         assert set(data.test[test]) <= set(data.train[train])
 
