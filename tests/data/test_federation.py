@@ -242,6 +242,17 @@ def test_one_head_for_clients_with_other_classes_is_asked_for_on_purpose(federat
     assert 1 < len(alike) < 8 and federation.population(client_ids=alike).shared_labels() == 2
 
 
+def test_one_training_example_of_another_class_is_enough_to_tell_clients_apart(tmp_path):
+    """Label 1 of the second client is class 2, and only its last training example shows it."""
+    x = np.zeros((4, 3), np.float32)
+    ys = {"ann": [0, 0, 0, 1], "bob": [0, 0, 0, 2], "eve": [0, 1, 1, 1]}
+    parts = {name: {"train": (x, np.array(y)), "test": (x[:1], np.array([0]))} for name, y in ys.items()}
+    federation = Federation.from_clients(parts, out=tmp_path / "federation", validation=0.0)
+    assert federation.population(client_ids=[0, 2]).same_classes
+    assert not federation.population(client_ids=[0, 1]).same_classes
+    assert not federation.population().same_classes
+
+
 def test_from_clients_keeps_parts_and_cuts_the_missing(tmp_path):
     x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
     fed = Federation.from_clients(
