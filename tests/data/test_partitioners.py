@@ -100,14 +100,6 @@ def test_round_robin_repair_covers_many_classes_and_keeps_K(seed):
     assert {len(s) for s in sets} == {2} and set().union(*sets) == set(range(62))
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_round_robin_repairs_each_class_once_where_there_is_room_for_no_other(seed):
-    """Five clients of two of ten classes: every class has one client."""
-    data = labels(400, 100, 10)
-    sets = class_sets(round_robin(data, 5, seed, K=2).train, data.train)
-    assert {len(s) for s in sets} == {2} and set().union(*sets) == set(range(10))
-
-
 def test_round_robin_reference_coverage_hands_pairs_to_the_first_clients():
     data = labels(400, 100, 7)
     for seed in range(50):
