@@ -187,9 +187,10 @@ def test_a_rejected_client_adds_no_noise_to_its_round(six_clients, tmp_path):
 
 @pytest.mark.slow
 def test_epsilon_of_a_run_counts_the_clients_that_were_there(six_clients, tmp_path):
-    """Half of three clients is a larger part than three of six, since it is rounded up: two of three."""
+    """One of three clients is a larger part than one of six, and each round has the clients of its own number."""
     config = small_runs.config(
         algorithm="fedavg",
+        participation=0.2,
         hyperparameters={"weighting": "uniform"},
         labels="global",
         engine="tff",
@@ -198,10 +199,11 @@ def test_epsilon_of_a_run_counts_the_clients_that_were_there(six_clients, tmp_pa
         joins=("3:1,2", "5:4"),
         leaves=("6:0",),
     )
-    rows = [{"round": t, "clients": 3} for t in range(1, 7)]
+    rows = [{"round": t, "clients": 1} for t in range(1, 7)]
     run = with_history(config, six_clients, tmp_path / "run", rows)
     found = privacy_of(run)
     assert found == privacy(1.5, run.population, 6, present=[3, 3, 5, 5, 6, 5])
+    assert 1.01 * found.epsilon < privacy(1.5, run.population, 6, present=[3, 3, 3, 5, 5, 6]).epsilon
     assert found.epsilon > 1.01 * privacy(1.5, run.population, 6).epsilon
 
 
