@@ -154,6 +154,7 @@ def test_a_client_that_leaves_is_in_the_first_aggregate_alone():
     assert distance(output.server.average, np.full(2, mean)) < 1e-3
     assert identical(output.client_states[1], states[1]) and int(output.client_states[0][0]) == 1
     assert "loss" not in output.client_metrics[1] and int(output.client_metrics[1]["bytes_up"]) == 16
+    assert [float(m["seen"]) for m in output.client_metrics] == [1, 2, 1, 2]  # each its own of the first exchange
     assert int(output.metrics["clients"]) == 3 and int(output.metrics["bytes_up"]) == 3 * 24
     alone = engine.next(server, states, given, gone=IDS)
     assert int(alone.server.rounds) == 0 and distance(alone.server.total, np.full(2, total)) < 1e-5
