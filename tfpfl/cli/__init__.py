@@ -4,6 +4,7 @@ from tfpfl.cli import (  # noqa: F401  # noqa: F401
     advice,
     backbone,
     data,
+    device,
     flower,
     live,
     machines,
