@@ -8,16 +8,28 @@ from tfpfl.checks import InvalidArgument, Unavailable, check_address_space
 from tfpfl.cli.ending import Ended
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import SectionedCommand
-
-_seconds = click.FloatRange(0, 1e6, min_open=True)
-
+from tfpfl.cli.layout import SECONDS, SectionedCommand
 
 DEVICE = {  # heading of the help -> options
     "The device": ("data", "state", "token", "runtime"),
     "The server": ("patience", "ca"),
     "Updates": ("most", "half", "secure"),
 }
+
+
+def _of_the_server(patience: float):
+    """The options on how the server is spoken to."""
+    asked = click.option(
+        "--patience",
+        type=SECONDS,
+        default=patience,
+        show_default=True,
+        help="Seconds for which a server that does not answer is asked again.",
+    )
+    trusted = click.option(
+        "--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by."
+    )
+    return lambda command: asked(trusted(command))
 
 
 @main.command(cls=SectionedCommand, headings=DEVICE)
@@ -40,14 +52,7 @@ DEVICE = {  # heading of the help -> options
     type=click.IntRange(1),
     help="Number of updates after which the device ends. Default: it ends with the run.",
 )
-@click.option(
-    "--patience",
-    type=_seconds,
-    default=300.0,
-    show_default=True,
-    help="Seconds for which a server that does not answer is asked again.",
-)
-@click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
+@_of_the_server(patience=300.0)
 @click.option("--half", is_flag=True, help="Ask for theta in half precision: half of the bytes, and less exact.")
 @click.option("--secure", is_flag=True, help="Send no update that is not masked, whatever the server asks for.")
 @click.option(
@@ -90,14 +95,7 @@ def device(runtime, **given):
     help="The operator's token, from operator.token of the run folder. Default: $TFPFL_OPERATOR_TOKEN.",
 )
 @click.option("--once", is_flag=True, help="Print the present state with all clients, and end.")
-@click.option(
-    "--patience",
-    type=_seconds,
-    default=30.0,
-    show_default=True,
-    help="Seconds for which a server that does not answer is asked again.",
-)
-@click.option("--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by.")
+@_of_the_server(patience=30.0)
 def watch(url, run, token, once, patience, ca):
     """Show how live rounds go: who is here, and who is late.
 

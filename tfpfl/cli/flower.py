@@ -6,11 +6,8 @@ import click
 
 from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import SectionedCommand
+from tfpfl.cli.layout import SECONDS, SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
-
-_seconds = click.FloatRange(0, 1e6, min_open=True)
-
 
 FLOWER = {  # heading of the help -> options
     "Files": ("out", "data_for_devices"),
@@ -28,7 +25,7 @@ FLOWER = {  # heading of the help -> options
 )
 @click.option(
     "--deadline",
-    type=_seconds,
+    type=SECONDS,
     default=600.0,
     show_default=True,
     help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
@@ -47,10 +44,10 @@ FLOWER = {  # heading of the help -> options
     show_default=True,
     help="How devices send gradients; int8 is smaller and less exact.",
 )
-@click.option("--max-norm", type=_seconds, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
+@click.option("--max-norm", type=SECONDS, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
 @click.option(
     "--patience",
-    type=_seconds,
+    type=SECONDS,
     default=120.0,
     show_default=True,
     help="Seconds after which a node that has not answered is asked again.",

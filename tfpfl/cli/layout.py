@@ -8,6 +8,8 @@ from click.shell_completion import CompletionItem
 
 from tfpfl.checks import unknown
 
+SECONDS = click.FloatRange(0, 1e6, min_open=True)  # the type of an option
+
 
 class SectionOption(click.Option):
     """An option under a heading of its command's help."""
