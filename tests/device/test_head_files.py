@@ -3,6 +3,8 @@
 import errno
 import os
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -30,6 +32,27 @@ def test_two_threads_write_one_file(tmp_path, monkeypatch):
         list(pool.map(lambda content: write_whole(tmp_path / "head.bin", content), contents))
     assert (tmp_path / "head.bin").read_bytes() in contents
     assert os.listdir(tmp_path) == ["head.bin"]
+
+
+def test_what_a_killed_process_left_is_deleted_when_a_client_opens_the_head(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f"head.bin.{ended.pid}.123.new"
+    others = [
+        tmp_path / f"head.bin.{os.getpid()}.123.new",  # this process may be writing it
+        tmp_path / f"head.bin.{10**40}.123.new",
+        tmp_path / f"head.bin.{ended.pid}.new",
+        tmp_path / f"headxbin.{ended.pid}.123.new",
+        tmp_path / f"a.head.bin.{ended.pid}.123.new",
+        tmp_path / f"head.bin.{ended.pid}.123.new.txt",
+    ]
+    for file in [left, *others]:
+        file.write_bytes(b"a head")
+    bundle = small_bundle("classification", tmp_path)
+    client = DeviceClient(bundle, state=tmp_path / "head.bin", interpreter=tf.lite.Interpreter)
+    assert not left.exists() and all(file.exists() for file in others)
+    client.start_from(SavedHead(*client.head, client.theta_sha256))
+    assert (tmp_path / "head.bin").exists()
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o664])

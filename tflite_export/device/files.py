@@ -3,10 +3,11 @@
 import errno
 import hashlib
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -60,6 +61,29 @@ def write_whole(path: str | os.PathLike, content: bytes, mode: int | None = None
     except OSError as error:
         why = f"{error.strerror}: the file is the new one, and after a loss of power it may be the old one again"
         raise NotOnDisk(error.errno, why, str(path)) from error
+
+
+def remove_leftovers(path: str | os.PathLike) -> None:
+    """Deletes the files in which killed processes were writing the new content of a file; running ones keep theirs.
+
+    Whether a process runs is known on POSIX systems; elsewhere nothing is deleted.
+    """
+    path = Path(path)
+    name = re.compile(rf"{re.escape(path.name)}\.([1-9][0-9]*)\.[0-9]+\.new")  # as `write_whole` and the client in C
+    with suppress(OSError):  # a folder that cannot be listed, or only be read: the file itself can be used all the same
+        for file in path.parent.iterdir() if os.name == "posix" else ():
+            if (found := name.fullmatch(file.name)) and not _runs(int(found[1])):
+                file.unlink()
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)  # sends nothing
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # it is another user's, or no system has such a number
+        pass
+    return True
 
 
 def _mode_of(path: Path) -> int | None:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.files import write_whole, written
+from tflite_export.device.files import remove_leftovers, write_whole, written
 
 _MAGIC, _MAGIC_LABELS = b"TFPFLH01", b"TFPFLH02"
 _HEADER = struct.Struct("<8sII32sI")
@@ -139,6 +139,8 @@ def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> S
 def kept_head(state: Path | None, first: Path, num_features: int, num_classes: int) -> SavedHead:
     """The head that the file `state` keeps, or if there is none yet, that of the file `first`; see `load_head`.
 
+    Heads that killed processes did not finish writing are deleted.
+
     Raises:
         HeadError: as `load_head`; or no file can be written at `state`.
     """
@@ -148,6 +150,8 @@ def kept_head(state: Path | None, first: Path, num_features: int, num_classes: i
         )
     if state is not None and state.is_dir():
         raise HeadError(f"{state} cannot keep the head: it is a folder. Give the path of a file in it as the state")
+    if state is not None:
+        remove_leftovers(state)
     return load_head(first if state is None or not state.exists() else state, num_features, num_classes)
 
 
