@@ -3,11 +3,12 @@
     python benchmarks/last_step.py RUN
 
 RUN is the folder of a run of PFLEGO with plain gradient steps on softmax heads. From its last theta and the heads that
-clients keep, each client that has a head fits it in four ways, and the models are scored on its test examples. Prints
-the accuracy in %, and the loss on training examples, both pooled over the examples of all clients, for: the head that
-is kept; tau steps at beta, as in FedRecon; tau - 1 at beta and one at rho I / r, as in PFLEGO with `rule=eq3`; tau - 1
-at beta and that one at no more than 1 / L; 1,000 steps at 1 / L. Then the part of the training examples whose client's
-loss PFLEGO's last step raised.
+clients keep, each client that has a head fits it in several ways, and the models are scored on its test examples.
+Prints the accuracy in %, and the loss on training examples, both pooled over the examples of all clients, for: the head
+that is kept; tau steps at beta, as in FedRecon; tau - 1 at beta and one at rho I / r, as in PFLEGO with `rule=eq3`;
+tau - 1 at beta and that one at no more than 1 / L; 1,000 steps at 1 / L; 100 and 1,000 steps at 1 / L from a head of
+zeros, which show whether heads that are kept from visit to visit overfit. Then the part of the training examples whose
+client's loss PFLEGO's last step raised.
 """
 
 import os
@@ -30,7 +31,9 @@ AT_ONCE = 200  # examples in a forward pass
 def ends(head, phi, targets, kind, tau, beta, last):
     """{name: (head, its training loss)} of the ways in which a fit on the features can end, and the loss before one."""
 
-    def fitted(steps, rate):
+    new = tf.nest.map_structure(tf.zeros_like, head)
+
+    def fitted(steps, rate, head=head):
         return inner_steps(head, phi, targets, steps, as_optimizer("sgd", rate, what="beta"), True, kind)
 
     before, loss, errors, _ = fitted(tau - 1, beta)
@@ -46,6 +49,8 @@ def ends(head, phi, targets, kind, tau, beta, last):
         "last step at rho I / r": step(last),
         "last step at most 1 / L": step(min(last, 1 / smooth)),
         "1,000 steps at 1 / L": fitted(1000, 1 / smooth)[0],
+        "new head, 100 steps at 1 / L": fitted(100, 1 / smooth, new)[0],
+        "new head, 1,000 steps at 1 / L": fitted(1000, 1 / smooth, new)[0],
     }
     return {name: (h, float(heads.loss_and_errors(h, phi, targets, kind)[0])) for name, h in found.items()}, float(loss)
 
