@@ -144,15 +144,16 @@ def kept_head(state: Path | None, first: Path, num_features: int, num_classes: i
     Raises:
         HeadError: as `load_head`; or no file can be written at `state`.
     """
-    if state is not None and not state.parent.is_dir():
+    if state is None:
+        return load_head(first, num_features, num_classes)
+    if not state.parent.is_dir():
         raise HeadError(
             f"{state} cannot keep the head: there is no folder {state.parent}. Make it first, or give another state"
         )
-    if state is not None and state.is_dir():
+    if state.is_dir():
         raise HeadError(f"{state} cannot keep the head: it is a folder. Give the path of a file in it as the state")
-    if state is not None:
-        remove_leftovers(state)
-    return load_head(first if state is None or not state.exists() else state, num_features, num_classes)
+    remove_leftovers(state)
+    return load_head(state if state.exists() else first, num_features, num_classes)
 
 
 def head_of(content: bytes, path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:

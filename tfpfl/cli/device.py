@@ -8,7 +8,7 @@ from tfpfl.checks import InvalidArgument, Unavailable, check_address_space
 from tfpfl.cli.ending import Ended
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import SECONDS, SectionedCommand
+from tfpfl.cli.layout import POSITIVE, SectionedCommand
 
 DEVICE = {  # heading of the help -> options
     "The device": ("data", "state", "token", "runtime"),
@@ -21,7 +21,7 @@ def _of_the_server(patience: float):
     """The options on how the server is spoken to."""
     asked = click.option(
         "--patience",
-        type=SECONDS,
+        type=POSITIVE,
         default=patience,
         show_default=True,
         help="Seconds for which a server that does not answer is asked again.",

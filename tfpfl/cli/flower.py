@@ -6,7 +6,7 @@ import click
 
 from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import SECONDS, SectionedCommand
+from tfpfl.cli.layout import POSITIVE, SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 FLOWER = {  # heading of the help -> options
@@ -25,7 +25,7 @@ FLOWER = {  # heading of the help -> options
 )
 @click.option(
     "--deadline",
-    type=SECONDS,
+    type=POSITIVE,
     default=600.0,
     show_default=True,
     help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
@@ -44,10 +44,10 @@ FLOWER = {  # heading of the help -> options
     show_default=True,
     help="How devices send gradients; int8 is smaller and less exact.",
 )
-@click.option("--max-norm", type=SECONDS, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
+@click.option("--max-norm", type=POSITIVE, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
 @click.option(
     "--patience",
-    type=SECONDS,
+    type=POSITIVE,
     default=120.0,
     show_default=True,
     help="Seconds after which a node that has not answered is asked again.",

@@ -8,7 +8,7 @@ from click.shell_completion import CompletionItem
 
 from tfpfl.checks import unknown
 
-SECONDS = click.FloatRange(0, 1e6, min_open=True)  # the type of an option
+POSITIVE = click.FloatRange(0, 1e6, min_open=True)  # the type of options that are seconds or norms
 
 
 class SectionOption(click.Option):

@@ -10,7 +10,7 @@ from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.ending import resumable
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import SECONDS, SectionedCommand
+from tfpfl.cli.layout import POSITIVE, SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 SERVE = {  # heading of the help -> options
@@ -58,7 +58,7 @@ class Buffer(click.ParamType):
 )
 @click.option(
     "--deadline",
-    type=SECONDS,
+    type=POSITIVE,
     default=60.0,
     show_default=True,
     help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
@@ -77,7 +77,7 @@ class Buffer(click.ParamType):
     show_default=True,
     help="Number of clients that must have joined before a round opens.",
 )
-@click.option("--max-norm", type=SECONDS, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
+@click.option("--max-norm", type=POSITIVE, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
 @click.option(
     "--payload",
     type=click.Choice(["float32", "int8"]),
@@ -107,13 +107,13 @@ class Buffer(click.ParamType):
 @click.option(
     "--secure-clip",
     "clip",
-    type=SECONDS,
+    type=POSITIVE,
     help="With --secure: a device scales a gradient with a larger L2 norm down to this norm.  [default: 100]",
 )
 @click.option(
     "--secure-phase",
     "phase",
-    type=SECONDS,
+    type=POSITIVE,
     help="With --secure: seconds that devices have for each of the three messages after a visit.  [default: 20]",
 )
 @click.option(
