@@ -153,6 +153,24 @@ def test_what_rounding_alone_makes_different_is_equal():
     assert statistics.gains([3e300], [1e300])[0] == pytest.approx(2e300) and statistics.gains([0.0], [0.0])[0] == 0
 
 
+@pytest.mark.parametrize("outlier", [1.0, 1e10, 1e13, 1e300, INF])
+def test_a_client_whose_error_explodes_changes_no_other_clients_gain(outlier):
+    than = np.r_[np.linspace(0.4, 0.9, 20), outlier]
+    values = np.r_[than[:20] + 0.05, 0.5]
+    np.testing.assert_allclose(statistics.gains(values, than)[:20], 0.05, rtol=1e-9)
+    assert len(set(statistics.gains(values, than)[:20].tolist())) == 1, "equal gains are no ties"
+    assert statistics.share_worse(values, than, "min") == 20 / 21
+    assert statistics.wilcoxon(values, than, "min")[2:] == (21, 0)
+
+
+def test_gains_do_not_depend_on_the_unit():
+    rng = np.random.default_rng(1)
+    values, than = rng.random((2, 30))
+    for unit in (1e-12, 1e12):
+        np.testing.assert_allclose(statistics.gains(unit * values, unit * than), unit * (values - than), rtol=1e-8)
+        assert statistics.wilcoxon(unit * values, unit * than) == statistics.wilcoxon(values, than)
+
+
 def test_wilcoxon_by_enumeration_of_all_signs():
     """Without ties the p-value is the share of the 2^n sign patterns whose W+ is at least the one found."""
     differences = np.array([0.05, -0.01, 0.07, 0.02, 0.11, -0.03, 0.08])

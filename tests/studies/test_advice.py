@@ -172,6 +172,18 @@ def test_one_client_whose_own_model_diverged_does_not_decide():
     assert decide(same, KINDS["poisson"].score)[:3] == ("none", KINDS["poisson"].score, 0.0)
 
 
+@pytest.mark.parametrize("loss", [1e3, 1e14])
+def test_a_client_whose_own_head_exploded_names_no_other_client(loss):
+    """Twelve clients whose own head is far better, and one with a loss of its own that is out of all bounds."""
+    rng = np.random.default_rng(0)
+    losses = [(rng.uniform(0.1, 0.2, 20), rng.uniform(0.4, 0.5, 20)) for _ in range(12)]
+    losses.append((np.full(20, loss) * rng.uniform(1, 1.1, 20), rng.uniform(0.4, 0.5, 20)))
+    found = [HeldOut(i, f"c{i}", *each, 0.9, 0.8) for i, each in enumerate(losses)]
+    advice = decide(found, ACCURACY)
+    assert [c.better for c in advice.clients] == ["own"] * 12 + ["shared"]
+    assert [c.loss_gain > 0 for c in advice.clients] == [True] * 12 + [False]
+
+
 def test_a_single_client_has_no_interval():
     only = HeldOut(0, "c0", np.ones(3), np.ones(3), 0.75, 0.5)
     assert "+25.0 points, p=1" in decide([only], ACCURACY).sentence

@@ -448,3 +448,18 @@ def test_clients_that_diverged_are_told_in_the_label(diverged, recwarn):
     for figure in (*figures, gains, plots.curves([some], y="loss"), plots.curves([some], "bytes")):
         figure.savefig(io.BytesIO())
     assert not [w for w in recwarn.list if issubclass(w.category, RuntimeWarning | UserWarning)]
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1.0, 1e9])
+def test_gains_of_targets_in_any_unit_are_drawn(unit):
+    """Three of four clients are worse by some thousandths of their RMSE; none of them counts as equal."""
+    some, local = (made(name, kind="regression") for name in ("fedavg_ft", "local"))
+    for record, more in ((some, 1.0), (local, 0.0)):
+        record.evaluations[:] = [
+            e._replace(score=unit * (1 + more * (0.003 if e.client_id % 4 else -0.001))) for e in record.evaluations
+        ]
+    (axes,) = plots.gains([some], local).axes
+    worse = np.mean([bool(client % 4) for client in {e.client_id for e in some.evaluations}])
+    assert f"{100 * worse:.0f} % worse" in axes.get_title("left")
+    heights = [bar.get_height() for bar in axes.patches]
+    assert sum(heights) == CLIENTS and 5 < len(heights) < 40

@@ -194,8 +194,9 @@ def gini(values) -> float:
 def gains(values, than) -> np.ndarray:
     """The differences values - than [n], client by client; NaN if one of the two is NaN.
 
-    They are rounded to 12 digits of the largest value, so that what is equal but for rounding counts as equal: the mean
-    of the same ten scores depends on their order in the last bit. Two infinite values are equal.
+    Two values that are equal but for rounding, in the twelfth digit, have no difference: the mean of the same ten scores
+    depends on their order in the last bit. Differences are rounded to nine digits, so that equal ones are ties in ranks.
+    Both are decided for each client alone, whatever values other clients have. Two infinite values are equal.
 
     Raises:
         InvalidArgument: they are not two vectors of the same length.
@@ -205,11 +206,12 @@ def gains(values, than) -> np.ndarray:
         raise InvalidArgument(
             f"clients are compared one by one: give two vectors of one length, found {values.shape} and {than.shape}"
         )
-    both = np.abs([values, than])
-    largest = both[np.isfinite(both)].max(initial=0.0)
     alike = np.isinf(values) & (values == than)
-    differences = np.where(alike, 0.0, values) - np.where(alike, 0.0, than)
-    return np.round(differences, 12 - math.ceil(math.log10(largest))) if largest else differences
+    values, than = np.where(alike, 0.0, values), np.where(alike, 0.0, than)
+    differences = values - than
+    noise = 1e-12 * np.maximum(np.abs(values), np.abs(than))
+    differences[np.isfinite(differences) & (np.abs(differences) <= noise)] = 0.0
+    return np.array([float(f"{d:.9g}") for d in differences])
 
 
 def share_worse(values, than, direction: str = "max") -> float:

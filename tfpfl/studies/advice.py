@@ -141,7 +141,7 @@ def decide(clients: Sequence[HeldOut], named: ScoreName, *, left_out: int = 0, s
         ClientAdvice(
             c.client, c.name, len(c.own_losses), c.own_score, c.shared_score, float(gains[i]), float(losses[i]),
             float(each[i]), float(adjusted[i]),
-            ("own" if losses[i] > 0 else "shared") if adjusted[i] < LEVEL else "",
+            {1: "own", -1: "shared"}.get(np.sign(losses[i]), "") if adjusted[i] < LEVEL else "",
         )
         for i, c in enumerate(clients)
     ]  # fmt: skip

@@ -214,7 +214,7 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol | str = EV_ALL
     named = other[0].score
     factor = times(named) * (1 if named.larger_is_better else -1)
     found = [(s, factor * statistics.gains(*pair)) for s, pair in rows]
-    found = [(s, np.round(values[~np.isnan(values)], 9)) for s, values in found]  # 0.9 - 0.8 is not exactly 0.1
+    found = [(s, values[~np.isnan(values)]) for s, values in found]
     found = [(s, values) for s, values in found if len(values)] or found
     _check_scored(found, protocol)
     everything = np.concatenate([values[np.isfinite(values)] for _, values in found])
@@ -222,7 +222,8 @@ def gains(records: Sequence[Record], baseline, protocol: Protocol | str = EV_ALL
     if named.is_fraction:
         width = next(w for w in (0.5, 1, 2, 5, 10) if np.ptp(everything) <= 25 * w or w == 10)
     else:
-        width = float(f"{max(np.ptp(everything) / 20, 1e-9):.0e}")
+        from_zero = np.ptp([0.0, *everything])  # the axis has zero; a unit may be so large that all gains are tiny
+        width = float(f"{from_zero / 20:.0e}") or 1.0
     ends = (min(everything.min(), -2 * width) / width, max(everything.max(), 2 * width) / width)
     edges = width * (np.arange(np.floor(ends[0] + 0.5), np.floor(ends[1] + 0.5) + 2) - 0.5)
     columns = min(2, len(found))
