@@ -108,8 +108,18 @@ def test_tables_that_a_paper_fills_from_the_same_runs_share_them():
 def test_orderings():
     values = {"a": (3.0, 0.5), "b": (2.0, 0.1), "c": (3.4, 9.0)}
     assert best_or_near("a")(values) and best_or_near("c")(values)
-    assert not best_or_near("b")(values)
+    assert best_or_near("b")(values) is False
     assert best_or_near("a")({"a": (1.0, 1.0)}) is None and best_or_near("z")(values) is None
+    # A wide interval makes no method as good as the best; it says nothing, unless the method is further away than that.
+    for half, behind, expected in ((1.0, 0.9, True), (1.1, 0.9, None), (1.1, 1.2, False), (20.0, 19.0, None)):
+        assert best_or_near("a")({"a": (50.0, half), "b": (50.0 + behind, 0.1)}) is expected, (half, behind)
+    for behind, expected in ((-1.0, True), (0.5, None), (1.5, False)):
+        assert best_or_near("a")({"a": (50.0, float("nan")), "b": (50.0 + behind, 0.1)}) is expected
+    # Who is behind is not the best, whatever is missing; who is ahead may not be.
+    for best in (best_or_near, lowest, highest):
+        name, other = ("b", "c") if best is lowest else ("c", "b")
+        assert best(name)(values) is True and best(name)(values, ("z",)) is None
+        assert best(other)(values, ("z",)) is False
     assert descending(("c",), ("a",), ("b",))(values) and descending(("a", "c"), ("b",))(values)
     assert not descending(("a",), ("c",))(values) and not descending(("c",), ("b",), ("a",))(values)
     assert descending(("a",), ("z",))(values) is None
@@ -237,6 +247,27 @@ def test_nothing_that_was_recorded_agrees_with_one_seed():
     assert seeds_of and "1" not in seeds_of
 
 
+@pytest.mark.parametrize("ended, saved", [(2, 2), (2, 5), (None, 5)])
+def test_a_run_that_goes_on_has_not_ended(ended, saved, tmp_path, monkeypatch):
+    """Its summary is that of the earlier end: at which cost it is compared, nobody knows yet."""
+    run = SimpleNamespace(rounds=saved, summary={} if ended is None else {"rounds": ended})
+    monkeypatch.setattr(Record, "read", classmethod(lambda cls, folder: run))
+    assert ledgers.finished(tmp_path) is None
+    (tmp_path / "summary.json").touch()
+    assert ledgers.finished(tmp_path) is (run if ended == saved else None)
+
+
+def test_a_seed_that_ended_earlier_cuts_no_curve():
+    records = {("digits", "pflego", ""): [made(seed=0), made(seed=1)], ("digits", "fedavg", ""): [made("fedavg")]}
+    whole = figures.draw(TOY, records)
+    records["digits", "pflego", ""][1] = made(seed=1, rounds=2)
+    cut = figures.draw(TOY, records)
+    assert "not drawn: PFLEGO in digits, seed 1 (2 rounds)" in " ".join(cut.get_suptitle().split())
+    assert "not drawn" not in whole.get_suptitle()
+    lengths = {len(line.get_xdata()) for axes in cut.axes for line in axes.get_lines()}
+    assert lengths == {len(line.get_xdata()) for axes in whole.axes for line in axes.get_lines()}
+
+
 def test_verdicts():
     def of(pflego, fedavg):
         cells = {"digits | pflego": pflego, "digits | fedavg": fedavg}
@@ -254,8 +285,28 @@ def test_verdicts():
     ]
 
 
+def test_an_order_is_told_of_equally_many_rounds_only():
+    """A rival with a fifth of the rounds is behind whatever the method: such a verdict could hardly fail."""
+    cells = {"digits | pflego": seeds((90.0, 1.0), (90.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0), (99.0, 1.0))}
+    assert [v.held for v in ledgers.verdicts(TOY, cells)][0] == "holds"
+    short = cells["digits | fedavg"]["seeds"]
+    for entry in short.values():
+        entry["rounds"] = 40
+    assert ledger_tables.order_lines(TOY, cells) == [
+        "digits: PFLEGO > FedAvg: **open** (2 seeds; not compared: FedAvg (40 of 200 rounds))"
+    ]
+    for entry in short.values():
+        entry["stopped"] = "by early stopping"  # it came to its own end
+    assert ledger_tables.order_lines(TOY, cells) == ["digits: PFLEGO > FedAvg: **holds** (2 seeds)"]
+    seconds = TOY._replace(measures="seconds")  # of a round
+    for found, entries in cells.items():
+        for entry in entries["seeds"].values():
+            entry |= {"seconds a round": 2.0 if "pflego" in found else 1.0, "stopped": None}
+    assert [v.held for v in ledgers.verdicts(seconds, cells)][0] == "holds"
+
+
 def test_a_bound_by_a_number_of_the_paper_says_nothing_of_fewer_rounds():
-    """An order of methods may be told of fewer rounds, which stand beside it; the paper's number has all."""
+    """The paper's number has all of its rounds."""
     bound = TOY._replace(orderings=(Ordering("PFLEGO is near", ("digits",), at_least("pflego", 85.0), ("pflego",)),))
     cells = {"digits | pflego": seeds((80.0, 1.0))}
     assert [v.held for v in ledgers.verdicts(bound, cells)] == ["fails"]
@@ -324,7 +375,7 @@ def test_a_diverged_seed_keeps_its_mark_when_fewer_rounds_are_asked_for(toy, mon
 
 
 def test_a_verdict_names_the_methods_that_it_was_told_without():
-    """A method that diverged or was not run is no rival; and rounds are told of the seeds that were used."""
+    """A method that diverged or was not run may have been the best; rounds are those of the seeds that were used."""
     table = TOY._replace(
         cells=(*TOY.cells[:2], cell("digits", "fedper"), cell("digits", "local")),
         orderings=(Ordering("PFLEGO is best", ("digits",), highest("pflego")),),
@@ -332,10 +383,13 @@ def test_a_verdict_names_the_methods_that_it_was_told_without():
     cells = {"digits | pflego": seeds((90.0, 1.0), (91.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
     cells["digits | pflego"]["seeds"]["1"]["rounds"] = 50  # a seed that FedAvg does not have
     assert ledger_tables.order_lines(table, cells) == [
-        "digits: PFLEGO is best: **holds** (one seed; another may give another order; without FedPer, Local)"
+        "digits: PFLEGO is best: **open** (one seed; another may give another order; without FedPer, Local)"
     ]
     cells["digits | pflego"]["seeds"]["0"]["rounds"] = 100
-    assert "rounds: 100 of PFLEGO; 200 of FedAvg; without" in ledger_tables.order_lines(table, cells)[0]
+    line = ledger_tables.order_lines(table, cells)[0]
+    assert "order; not compared: PFLEGO (100 of 200 rounds); without" in line
+    cells["digits | pflego"]["seeds"]["0"] |= {"rounds": 200, "accuracy": {"EV-all": [70.0, 1.0]}}
+    assert "PFLEGO is best: **fails** (one seed" in ledger_tables.order_lines(table, cells)[0]
 
 
 def test_a_number_that_one_of_several_seeds_has_is_without_an_interval():
@@ -382,8 +436,9 @@ def test_two_seeds_do_not_widen_what_counts_as_near_the_best():
         (found,) = ledgers.verdicts(near, {"digits | pflego": seeds(*pflego), "digits | fedavg": fedavg})
         return found.held
 
-    assert of((38.0, 2.0), (45.0, 2.0)) == "fails" and of((69.0, 2.0), (68.5, 2.0)) == "holds"
-    assert of((69.0, 0.1), (68.0, 0.1), (71.0, 0.1)) == "holds"  # three: over seeds
+    assert of((38.0, 2.0), (45.0, 2.0)) == "fails" and of((69.5, 0.9), (69.0, 0.9)) == "holds"
+    assert of((69.0, 2.0), (68.5, 2.0)) == "open"  # too wide to say that it is near
+    assert of((69.9, 9.0), (69.8, 9.0), (70.0, 9.0)) == "holds"  # three: over seeds
 
 
 def test_rounds_to_an_accuracy_that_a_seed_does_not_reach_have_no_mean():
@@ -511,18 +566,15 @@ def test_all_tables_at_a_glance(toy, monkeypatch):
         for entry in cell_["seeds"].values():
             entry |= {"rounds": rounds, "stopped": False, "seconds": 1.0, "command": "", "run": ""}
     *_, whole, small = ledger_tables._overview({"toy": cells, "toy, smoke": cells})[-1].splitlines()
-    # PFLEGO agrees (the interval of 90, 90.1, 90.2 lies within a point of 90), FedAvg fewer rounds, the order holds.
-    assert whole == "| toy | 2 of 3 | 4-6 | 1-3 | 1 | 0 | 0 | 0 | 0 | 1 | 1 of 1 |"
+    # PFLEGO agrees (the interval of 90, 90.1, 90.2 lies within a point of 90). FedAvg has fewer rounds: no order.
+    assert whole == "| toy | 2 of 3 | 4-6 | 1-3 | 1 | 0 | 0 | 0 | 0 | 1 | - |"
     assert small == "| toy, smoke | 2 of 3 | 4-6 | 1-3 | - | - | - | - | - | - | - |"
     assert ledger_tables._overview({}) == []
+    cells["digits | fedavg"]["seeds"]["0"]["rounds"] = 6
+    assert ledger_tables._overview({"toy": cells})[-1].endswith("| 1 of 1 |")
 
 
-def test_words_for_columns_of_unequal_length_and_for_what_is_missing():
-    cells = {"digits | pflego": seeds((90.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0))}
-    for cell_, rounds in zip(cells.values(), (50, 200), strict=True):
-        cell_["seeds"]["0"]["rounds"] = rounds
-    assert ledger_tables._lengths(TOY, cells, "digits", ("0",), ()) == "; rounds: 50 of PFLEGO; 200 of FedAvg"
-    assert ledger_tables._lengths(TOY, cells, "more", ("0",), ()) == ""
+def test_words_for_what_is_missing():
     row = {"column": "a", "method": "x", "seeds": "", "why": ""}
     rows = [row, row | {"method": "y", "seeds": "1"}, row | {"column": "b", "why": ": no data"}, row | {"column": "b"}]
     assert ledger_tables._missing(rows) == ["a (x)", "b: no data"]

@@ -232,7 +232,15 @@ def test_numbers_in_words_and_over_seeds():
     rows = ledger_tables.picture_rows(figure, {"seeds": {"0": one}})
     assert rows == [("a", "positive", "-2 (p = 0.03)", "fails"), ("b", "-", "-2.00 ± 0.50", "-")]
     rows = ledger_tables.picture_rows(figure, {"seeds": {"0": one, "1": two}})
-    assert rows[0] == ("a", "positive", "1 ± 38", "holds")  # 12.7 standard errors of 3
+    assert rows[0] == ("a", "positive", "1 ± 38", "unclear")  # 12.7 standard errors of 3
+    one["numbers"] |= {
+        "c": {"value": 2.0, "half": 0.5},
+        "d": {"value": 2.0, "half": 2.5},
+        "e": {"value": 2.0, "p": 0.06},
+    }
+    more = figure._replace(published=dict.fromkeys("cde", figure.published["a"]))
+    rows = ledger_tables.picture_rows(more, {"seeds": {"0": one}})
+    assert [row[3] for row in rows] == ["-", "-", "holds", "unclear", "unclear"]
     assert ledger_tables.picture_rows(figure, {}) == []
 
 

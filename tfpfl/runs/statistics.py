@@ -194,9 +194,9 @@ def gini(values) -> float:
 def gains(values, than) -> np.ndarray:
     """The differences values - than [n], client by client; NaN if one of the two is NaN.
 
-    Two values that are equal but for rounding, in the twelfth digit, have no difference: the mean of the same ten scores
-    depends on their order in the last bit. Differences are rounded to nine digits, so that equal ones are ties in ranks.
-    Both are decided for each client alone, whatever values other clients have. Two infinite values are equal.
+    Two values that are equal to twelve digits have no difference, because the mean of the same ten scores depends on
+    their order in the last bit. Differences are rounded to nine digits, so that equal ones are ties in ranks. Both is
+    decided for each client alone, whatever values other clients have. Two infinite values are equal.
 
     Raises:
         InvalidArgument: they are not two vectors of the same length.

@@ -207,10 +207,9 @@ def _has_words(cell: Cell, words: Sequence[str]) -> bool:
 
 def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_download: bool) -> None:
     folder = run_folder(out, cell, seed)
-    if (folder / "summary.json").exists():
-        record = Record.read(folder)
-        if record.rounds >= rounds and record.summary.get("rounds") == record.rounds:  # evaluated after the last one
-            return
+    record = ledgers.finished(folder)
+    if record is not None and record.rounds >= rounds:
+        return
     if (folder / "config.json").exists():  # a run that was interrupted on the way to more rounds ends after these
         with Run.open(folder) as run:
             saved = run.store.round_num

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tfpfl.studies.papers.published import Published
 
 SCALES = ("smoke", "laptop", "full")
+BOUND = 1.0  # points: the smallest difference that counts, from a value of the paper or from the best method
 
 
 class Cell(NamedTuple):
@@ -39,7 +40,7 @@ class Ordering(NamedTuple):
 
     text: str
     columns: tuple
-    holds: Callable  # ({label: (value, half interval)}) -> bool, or None if a value that it needs is missing
+    holds: Callable  # ({label: (value, half interval)}, missing) -> bool, or None if it cannot be told: orderings.py
     methods: tuple = ()  # that it is about; (): all of the column
 
 

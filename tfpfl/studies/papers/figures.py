@@ -16,7 +16,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
 from tfpfl.studies.papers.experiment import Experiment
-from tfpfl.studies.papers.ledger import method_title
+from tfpfl.studies.papers.ledger import finished, method_title
 from tfpfl.studies.plots import style
 from tfpfl.studies.plots.style import LINES, PALETTE, STYLE
 from tfpfl.studies.records import Record
@@ -37,6 +37,9 @@ def draw(
 ) -> Figure:
     """Draws the learning curves of an experiment's runs: for each column, one pair of panels over each of `over`.
 
+    A seed with fewer rounds than another of its cell is not drawn, since a mean of the rounds that all have would cut
+    the others short. The title names it.
+
     Args:
         experiment: gives the columns and the protocol.
         records: {(column, method, label): the records of the seeds}, from `records_of`.
@@ -53,8 +56,11 @@ def draw(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH * len(panels) + 0.6, 5.2), layout="constrained")
         axes = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
-        lines = {}
-        for (column, method, label), seeds in records.items():
+        lines, shorter = {}, []
+        for (column, method, label), runs in records.items():
+            most = max(record.rounds for record in runs)
+            seeds = [record for record in runs if record.rounds == most]
+            shorter += [(column, method_title(method, label), r) for r in runs if r.rounds < most]
             look = style(method)
             color, line = look.color, look.linestyle
             if label:  # one method in several settings: a colour for each
@@ -79,6 +85,9 @@ def draw(
         everyone = RunGroup("", [record for seeds in records.values() for record in seeds])
         if told := ", ".join(s.words for s in sides(everyone, protocol(experiment.protocol)._replace(when="last"))):
             title += f"\nclients in the last round: {told}"
+        if shorter:
+            named = (f"{name} in {column}, seed {r.config.seed} ({r.rounds} rounds)" for column, name, r in shorter)
+            title += f"\nnot drawn: {', '.join(named)}"
         width = int(CHARACTERS * figure.get_figwidth())
         figure.suptitle("\n".join(textwrap.fill(line, width) for line in title.split("\n")), fontsize=9)
     return figure
@@ -114,8 +123,7 @@ def records_of(experiment: Experiment, folder_of, seeds: Iterable[int]) -> dict[
     """
     found = {}
     for cell in experiment.cells:
-        folders = [Path(folder_of(cell, seed)) for seed in seeds]
-        there = [Record.read(folder) for folder in folders if (folder / "summary.json").exists()]
-        if there:
+        there = [finished(Path(folder_of(cell, seed))) for seed in seeds]
+        if there := [record for record in there if record is not None]:
             found[cell.column, cell.method, cell.label] = there
     return found

@@ -21,14 +21,13 @@ from tfpfl.data.writing import alone
 from tfpfl.runs import statistics
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.protocols import PROTOCOLS, find, protocol, rounds_to
-from tfpfl.studies.papers.experiment import Cell, Experiment
+from tfpfl.studies.papers.experiment import BOUND, Cell, Experiment
 from tfpfl.studies.papers.experiments import EXPERIMENTS
 from tfpfl.studies.papers.pictures import FIGURES
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import paired
 
 FORMAT = 2  # 1 had the results of all scales in one part
-BOUND = 1.0  # points: the smallest difference from a paper's value that counts
 GAIN = "gain over Local"  # what a table measures, and the entry of a seed
 EVERYTHING = "everything"  # what a paragraph of the notes is about that is on the whole ledger
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, GAIN: 2}
@@ -194,8 +193,14 @@ def entry(record: Record, scale: str, asked: int, command: str, diverged: bool =
 
 
 def finished(folder: Path) -> Record | None:
-    """The record of a run that came to an end; None if there is none in this folder."""
-    return Record.read(folder) if (folder / "summary.json").exists() else None
+    """The record of a run that came to an end; None if there is none in this folder.
+
+    The summary of a run that goes on to more rounds is that of its earlier end, until it comes to the next one.
+    """
+    if not (folder / "summary.json").exists():
+        return None
+    record = Record.read(folder)
+    return record if record.summary.get("rounds") == record.rounds else None
 
 
 def note_gains(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of: Callable) -> None:
@@ -339,16 +344,18 @@ class Verdict(NamedTuple):
     text: str  # the order in words
     column: str
     held: str  # 'holds', 'fails', or 'open': a value is missing
-    seeds: tuple[str, ...] = ()  # from which it is told: those that all of its methods have
+    seeds: tuple[str, ...] = ()  # from which it is told: those that all compared methods have
     methods: tuple[str, ...] = ()  # that it is about; (): all of the column
     missing: tuple[str, ...] = ()  # of these, those without a value
+    shorter: tuple[str, ...] = ()  # 'FedRep (38 of 200 rounds)': of these, those that are not compared for that
 
 
 def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
     """The verdicts on all orderings of an experiment.
 
-    Methods are compared by the `comparable` seeds that all of them have. The interval of a value is over seeds for
-    three or more; for fewer, where that over seeds says little, it is the mean of the intervals over clients.
+    Accuracies are compared after equally many rounds: a method that has fewer than another is not compared, unless a
+    callback stopped it. Methods are compared by the `comparable` seeds that all of them have. The interval of a value is
+    over seeds for three or more; for fewer, where that over seeds says little, it is the mean of those over clients.
     """
     found = []
     for ordering in experiment.orderings:
@@ -361,9 +368,11 @@ def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
                     there[cell.label or cell.method] = cell, comparable(entry)
                 elif cell.column == column and about:
                     missing.append(method_title(cell.method, cell.label))
-            common = set.intersection(*(set(seeds) for _, seeds in there.values())) if there else set()
-            values = {}
-            for name, (cell, seeds) in there.items():
+            shorter, values = _shorter(experiment, there), {}
+            compared = [set(seeds) for name, (_, seeds) in there.items() if name not in shorter]
+            common = set.intersection(*compared) if compared else set()
+            for name in [name for name in there if name not in shorter]:
+                cell, seeds = there[name]
                 entry = {"seeds": {seed: seeds[seed] for seed in sorted(common)}}
                 if pairs := of_seeds(experiment, entry, cell.protocol or None):
                     half = over_seeds(pairs)[1] if len(pairs) > 2 else float(np.mean([half for _, half in pairs]))
@@ -372,10 +381,25 @@ def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
             short = against_paper and any(
                 agreement(experiment, cell, {"seeds": seeds}) == "fewer rounds" for cell, seeds in there.values()
             )
-            held = None if short else ordering.holds(values)
+            held = None if short else ordering.holds(values, (*missing, *shorter))
             told = "open" if held is None else "holds" if held else "fails"
-            found.append(Verdict(ordering.text, column, told, tuple(sorted(common)), ordering.methods, tuple(missing)))
+            its = (tuple(sorted(common)), ordering.methods, tuple(missing), tuple(shorter.values()))
+            found.append(Verdict(ordering.text, column, told, *its))
     return found
+
+
+def _shorter(experiment: Experiment, there: dict[str, tuple[Cell, dict]]) -> dict[str, str]:
+    """{name: 'FedRep (38 of 200 rounds)'} of those of {name: (cell, its seeds)} that have fewer rounds than another."""
+    if experiment.measures not in ("accuracy", GAIN):  # seconds of a round do not depend on how many there are
+        return {}
+    rounds = {
+        name: max(entry["rounds"] for entry in its.values())
+        for name, (_, its) in there.items()
+        if not any(entry.get("stopped") for entry in its.values())
+    }
+    most = max(rounds.values(), default=0)
+    cells = {name: there[name][0] for name, its in rounds.items() if its < most}
+    return {n: f"{method_title(c.method, c.label)} ({rounds[n]} of {most} rounds)" for n, c in cells.items()}
 
 
 def notes(path: str | os.PathLike) -> dict:

@@ -30,6 +30,7 @@ from tfpfl.studies.papers.ledger import (
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.run_groups import SIDE_WORDS
 
+LEVEL = 0.05  # of a test of one seed's number
 # The verdicts of `agreement` on a cell.
 _AGREEMENTS = ("agrees", "above", "below", "unclear", "one seed", "fewer rounds")
 
@@ -73,9 +74,11 @@ def table(
 
 
 def picture_rows(picture: Picture, found: dict) -> list[tuple[str, str, str, str]]:
-    """[(name, published, ours, 'holds' | 'fails' | '-')] of all numbers of a figure, each the mean over its seeds.
+    """[(name, published, ours, verdict)] of all numbers of a figure, each the mean over its seeds.
 
-    For one seed, the interval is over clients and p is shown. For several, the interval is over seeds.
+    For one seed, the interval is over clients and p is shown. For several, the interval is over seeds. The
+    verdict on a claim is 'holds' or 'fails'; 'unclear' if it holds at one end of the interval only, or if p is more
+    than 5 %; '-' without a claim.
     """
     seeds, rows = [entry["numbers"] for entry in found.get("seeds", {}).values()], []
     for what in dict.fromkeys(what for numbers in seeds for what in numbers):
@@ -87,9 +90,18 @@ def picture_rows(picture: Picture, found: dict) -> list[tuple[str, str, str, str
         ours += "" if np.isnan(half) else f" ± {half:.2g}" if "p" in there[0] else f" ± {half:.2f}"
         ours += f" (p = {there[0]['p']:.2g})" if "p" in there[0] and len(there) == 1 else ""
         claim = picture.published.get(what)
-        held = "-" if claim is None else "holds" if claim.holds(number) else "fails"
+        by_chance = len(there) == 1 and there[0].get("p", 0.0) > LEVEL
+        ends = [number] if np.isnan(half) else [number - half, number + half]
+        held = "-" if claim is None else _held({claim.holds(end) for end in ends}, by_chance)
         rows.append((what, claim.text if claim else "-", ours, held))
     return rows
+
+
+def _held(answers: set[bool], by_chance: bool) -> str:
+    """The verdict on a claim, from whether it holds at both ends of an interval."""
+    if len(answers) > 1 or by_chance:
+        return "unclear"
+    return "holds" if answers == {True} else "fails"
 
 
 def picture_table(name: str, found: dict) -> FittedTable:
@@ -185,7 +197,7 @@ def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: di
         if left := _left_out(experiment, cells):
             parts.append(left)
     if not scale and (lines := order_lines(experiment, cells)):
-        parts.append("Orders, each from the seeds that all of its methods have:")
+        parts.append("Orders, each from the seeds that all compared methods have:")
         parts.append("\n".join(f"* {line}" for line in lines))
     parts += equal_cost.markdown(experiment, cells)
     why = [f"* {cell}: {note}" for cell, note in notes.get(part, {}).items()]
@@ -208,14 +220,17 @@ def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: di
 
 
 def order_lines(experiment: Experiment, cells: dict, strong: str = "**") -> list[str]:
-    """The verdicts on the orders of methods that can be told, a line each; `strong` stands around the verdict."""
+    """The verdicts on the orders of methods, a line each; `strong` stands around the verdict.
+
+    One that is open has a line if some of its methods were run with a common seed.
+    """
     found = []
-    for order, column, held, seeds, methods, missing in verdicts(experiment, cells):
-        if held != "open":
-            told = "one seed; another may give another order" if len(seeds) == 1 else f"{len(seeds)} seeds"
-            lengths = _lengths(experiment, cells, column, seeds, methods)
-            without = f"; without {_listed(missing)}" if missing else ""
-            found.append(f"{column}: {order}: {strong}{held}{strong} ({told}{lengths}{without})")
+    for order, column, held, seeds, _, missing, shorter in verdicts(experiment, cells):
+        if seeds:
+            told = [f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed; another may give another order"]
+            told += [f"not compared: {_listed(shorter)}"] if shorter else []
+            told += [f"without {_listed(missing)}"] if missing else []
+            found.append(f"{column}: {order}: {strong}{held}{strong} ({'; '.join(told)})")
     return found
 
 
@@ -253,8 +268,10 @@ examples. ± is half of Student's 95 % interval, over clients for one seed, over
 our interval over seeds with the paper's value ± a bound, which is the number after the paper's ± but at least 1 point.
 *agrees*: the interval lies within the bound; *above*, *below*: it lies outside; *unclear*: it crosses the bound, so
 more seeds are needed; *one seed*: there is no interval over seeds, so nothing is claimed; *fewer rounds*: nor where
-runs have not all of the paper's rounds: read orders there, not decimals. *seconds* are those of all rounds' work, on a
-shared machine. [All cells](cells.md) lists what is run for every cell."""
+runs have not all of the paper's rounds: read orders there, not decimals. An order *holds* or *fails* by methods with
+equally many rounds. It is *open* if that cannot be told: a method is missing or has fewer rounds than another, or the
+method that should be the best or near it is behind, with an interval of more than 1 point. *seconds* are those of all
+rounds' work, on a shared machine. [All cells](cells.md) lists what is run for every cell."""
 
 
 def _exceptions(experiment: Experiment) -> str:
@@ -325,18 +342,6 @@ def _sides(experiment: Experiment, found: dict) -> list[tuple[str, str]]:
         (f"{number} {word}", text(after, DECIMALS[experiment.measures]))
         for number, word, after in zip(numbers, SIDE_WORDS, sides, strict=True)
     ]
-
-
-def _lengths(experiment: Experiment, cells: dict, column: str, seeds: Sequence[str], methods: Sequence[str]) -> str:
-    """Text on the rounds of these methods (none named: all) of a column with these seeds; '' if they are equal."""
-    rounds: dict[int, list[str]] = {}
-    for cell in [cell for cell in experiment.cells if not methods or cell.method in methods]:
-        its = cells.get(key(cell), {}).get("seeds", {}) if cell.column == column else {}
-        for seed in [seed for seed in seeds if seed in its]:
-            rounds.setdefault(its[seed]["rounds"], []).append(cell.label or get_method(cell.method).title)
-    if len(rounds) < 2:
-        return ""
-    return f"; rounds: {'; '.join(f'{n} of {_listed(names)}' for n, names in sorted(rounds.items()))}"
 
 
 def _listed(names: Sequence[str]) -> str:

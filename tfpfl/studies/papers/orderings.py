@@ -1,20 +1,32 @@
-"""Conditions of `Ordering`: each function makes a function ({label: (value, half interval)}) -> bool, or None.
+"""Conditions of `Ordering`: each function makes a function ({label: (value, half interval)}, missing) -> bool, or None.
 
-None says that a value that the condition needs is missing.
+None says that it cannot be told: a value that the condition needs is missing. `missing` names the methods of the column
+that have no value that can be compared, so that being the best of the others says little.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from itertools import product
+
+from tfpfl.studies.papers.experiment import BOUND
 
 
 def best_or_near(method: str) -> Callable:
-    """Holds if no other method is better by more than half of this method's interval."""
+    """Holds if no other method is better by more than half of this method's interval.
 
-    def holds(values):
+    With a half that is wider than `BOUND` nearly every method would be near the best, so that nothing is told then.
+    """
+
+    def holds(values, missing: Sequence[str] = ()):
         if method not in values or len(values) < 2:
             return None
         value, half = values[method]
-        return all(value + half >= other for name, (other, _) in values.items() if name != method)
+        behind = max(other for name, (other, _) in values.items() if name != method) - value
+        if not behind <= (BOUND if math.isnan(half) else half):
+            return False
+        if behind > 0 and not half <= BOUND:
+            return None
+        return None if missing else True
 
     return holds
 
@@ -25,7 +37,7 @@ def descending(*groups) -> Callable:
     One pair in the wrong order is enough to fail, whatever is missing.
     """
 
-    def holds(values):
+    def holds(values, missing: Sequence[str] = ()):
         pairs = [pair for a, b in zip(groups, groups[1:], strict=False) for pair in product(a, b)]
         if not all(values[x][0] > values[y][0] for x, y in pairs if x in values and y in values):
             return False
@@ -36,22 +48,21 @@ def descending(*groups) -> Callable:
 
 def lowest(method: str) -> Callable:
     """Holds if no other method of the column has a smaller value."""
-
-    def holds(values):
-        return (
-            None if method not in values or len(values) < 2 else values[method][0] == min(v for v, _ in values.values())
-        )
-
-    return holds
+    return _extreme(method, min)
 
 
 def highest(method: str) -> Callable:
     """Holds if no other method of the column has a larger value."""
+    return _extreme(method, max)
 
-    def holds(values):
-        return (
-            None if method not in values or len(values) < 2 else values[method][0] == max(v for v, _ in values.values())
-        )
+
+def _extreme(method: str, best: Callable) -> Callable:
+    def holds(values, missing: Sequence[str] = ()):
+        if method not in values or len(values) < 2:
+            return None
+        if values[method][0] != best(value for value, _ in values.values()):
+            return False
+        return None if missing else True
 
     return holds
 
@@ -59,7 +70,7 @@ def highest(method: str) -> Callable:
 def at_least(method: str, accuracy: float) -> Callable:
     """Holds if the method's accuracy, in %, is at least this one."""
 
-    def holds(values):
+    def holds(values, missing: Sequence[str] = ()):
         return None if method not in values else values[method][0] >= accuracy
 
     return holds
