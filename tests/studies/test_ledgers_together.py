@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from tfpfl.cli import main
 from tfpfl.studies import papers
+from tfpfl.studies.papers import equal_cost
 from tfpfl.studies.papers import ledger as ledgers
 from tfpfl.studies.papers.experiment import Cell, Experiment, Size
 
@@ -67,6 +68,33 @@ def test_of_two_results_that_with_more_rounds_stays(tmp_path):
         "1": (30, 1.0),
         "2": (5, 50.0),
     }
+
+
+def test_what_was_compared_with_another_run_is_not_shown_beside_the_one_that_stays(tmp_path):
+    """FedRep at the cost of PFLEGO's 50 rounds says nothing of its 200, and so does a gain over Local's 50."""
+    table = TOY._replace(
+        cells=tuple(Cell("digits", method, {}, None) for method in ("pflego", "fedrep", "local")), reference="pflego"
+    )
+
+    def of(rounds, method, compared=None):
+        entry = result(rounds) | {"run": method, "stopped": None}
+        if compared is not None:
+            cost = {"flops": [9, 60.0, 1.0], equal_cost.REFERENCE: ["pflego", compared]}
+            entry |= {equal_cost.NAME: cost, ledgers.GAIN: [1.0, 2.0], ledgers.COMPARED: ["local", compared]}
+        return {"seeds": {"0": entry}}
+
+    def shown(rounds):
+        mine = {
+            f"digits | {name}": of(rounds, name, rounds if name == "pflego" else None) for name in ("pflego", "local")
+        }
+        path, other = tmp_path / f"{rounds}.json", {"toy": {"digits | fedrep": of(50, "fedrep", 50)}}
+        ledgers.add(written(path, {"toy": mine}), written(tmp_path / "b.json", other))
+        cells = ledgers.load(path)["toy"]
+        gains = ledgers.value(table._replace(measures=ledgers.GAIN), cells["digits | fedrep"])
+        return [row["method"] for row in equal_cost.rows(table, cells)], gains
+
+    assert shown(50) == (["PFLEGO", "FedRep"], (1.0, 2.0))
+    assert shown(200) == (["PFLEGO"], None)
 
 
 def test_figures_and_what_was_not_run(tmp_path):

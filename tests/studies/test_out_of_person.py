@@ -6,13 +6,15 @@ import pytest
 from helpers import small_runs as runs
 from tfpfl.runs.metric_functions import ece, nll
 from tfpfl.runs.run import Run
-from tfpfl.studies.out_of_person import Exchange, calibration, exchange, nonconformity, threshold
+from tfpfl.studies.out_of_person import Exchange, _Outputs, calibration, exchange, nonconformity, threshold
 
 
 def test_the_threshold_is_the_order_statistic_of_split_conformal_prediction():
     scores = np.array([0.5, 0.1, 0.4, 0.2, 0.3, 0.6, 0.7, 0.8, 0.9])  # n = 9
     assert [threshold(scores, a) for a in (0.1, 0.2, 0.5, 0.85)] == [0.9, 0.8, 0.5, 0.2]
     assert threshold(scores, 0.05) == np.inf == threshold(np.zeros(0), 0.5)
+    diverged = np.append(scores, np.nan)  # the largest of ten
+    assert [threshold(diverged, a) for a in (0.2, 0.1)] == [0.9, np.inf]
 
 
 def test_coverage_of_exchangeable_scores_is_exact():
@@ -36,6 +38,24 @@ def test_others_are_the_clients_that_have_examples():
     found = Exchange(np.arange(3), score, None)
     np.testing.assert_allclose(found.own, [0.9, 0.8, np.nan])
     np.testing.assert_allclose(found.others, [0.1, 0.3, 0.6])
+
+
+@pytest.mark.slow
+def test_a_client_whose_model_diverged_spoils_nobody_elses_sets(a_run, monkeypatch):
+    with Run.open(a_run) as run:
+        before, own = calibration(run, alpha=0.2), _Outputs.own
+        pooled = calibration(run, alpha=0.4, pooled=True)
+
+        def diverged(self, client, split):
+            labels, z = own(self, client, split)
+            return labels, np.full_like(z, np.nan) if client == before.client_ids[0] else z
+
+        monkeypatch.setattr(_Outputs, "own", diverged)
+        after, together = calibration(run, alpha=0.2), calibration(run, alpha=0.4, pooled=True)
+    for name in ("ece", "nll", "coverage", "set_size"):
+        np.testing.assert_array_equal(getattr(after, name)[1:], getattr(before, name)[1:], err_msg=name)
+    assert (after.ece[0], after.nll[0], after.coverage[0]) == (np.inf, np.inf, 0)
+    assert (together.coverage[1:] >= pooled.coverage[1:]).all() and together.set_size[1:].min() > 0
 
 
 @pytest.mark.slow

@@ -389,7 +389,7 @@ def _result(wanted: Protocol, by_round: dict, named: ScoreName) -> Result:
         *wanted,
         score=over_rounds(lambda rows: _mean(rows, wanted.mean, named)),
         score_ci95=statistics.mean_over_clients(  # a round with one client has no interval, and is left out
-            [statistics.ci95([e.score for e in rows]) for rows in by_round.values()]
+            [_half_interval(rows, wanted.mean, named) for rows in by_round.values()]
         ),
         worst_decile=over_rounds(lambda rows: statistics.worst([e.score for e in rows], 0.1, named.direction)),
         loss=over_rounds(lambda rows: _mean(rows, wanted.mean, named, "loss")),
@@ -414,3 +414,14 @@ def _mean(rows: Iterable[Score], mean: str, named: ScoreName, what: str | None =
     if (what or named.name) == "rmse":  # the root comes last: that of all examples' squares
         return math.sqrt(statistics.pooled(np.square(values), examples))
     return statistics.pooled(values, examples)
+
+
+def _half_interval(rows: Iterable[Score], mean: str, named: ScoreName) -> float:
+    """Half the width of Student's 95 % interval over clients of `_mean`'s score."""
+    values, examples = [e.score for e in rows], [e.num_examples for e in rows]
+    if mean == "clients":
+        return statistics.ci95(values)
+    if named.name != "rmse":
+        return statistics.pooled_ci95(values, examples)
+    half, root = statistics.pooled_ci95(np.square(values), examples), _mean(rows, mean, named)
+    return half / (2 * root) if root and math.isfinite(half) else half  # the slope of the root

@@ -77,6 +77,25 @@ def ci95(values) -> float:
     return float(special.stdtrit(len(present) - 1, 0.975) * present.std(ddof=1) / math.sqrt(len(present)))
 
 
+def pooled_ci95(values, num_examples) -> float:
+    """Half the width of Student's 95 % interval of `pooled`, with the clients as a sample, as for `ci95`.
+
+    A pooled mean is the ratio of two means over clients, of n_i x_i and of n_i. Its interval is that of the residuals
+    n_i (x_i - pooled) / mean(n) (Cochran, Sampling Techniques, 1977, section 6.4). With equal n_i it is that of `ci95`.
+
+    Args:
+        values: [n], each the mean over one client's examples.
+        num_examples: int [n].
+    """
+    values, num_examples = np.asarray(values, np.float64), np.asarray(num_examples, np.float64)
+    mean = pooled(values, num_examples)
+    if not math.isfinite(mean):
+        return mean
+    tested = num_examples > 0
+    weights = num_examples[tested] / num_examples[tested].mean()
+    return ci95(weights * (values[tested] - mean))
+
+
 def crossed(values) -> tuple[float, float]:
     """The mean over seeds and clients, and half its 95 % interval: seeds and clients are both samples.
 

@@ -108,7 +108,8 @@ def calibration(run, alpha: float = 0.1, pooled: bool = False) -> Calibration:
     for i, (labels, z) in enumerate(parts["test"]):
         if len(labels):
             inside = nonconformity(None, z) <= (one if pooled else threshold(scores[i], alpha))
-            found[:, i] = ece(labels, z), nll(labels, z), inside[np.arange(len(z)), labels].mean(), inside.sum(1).mean()
+            found[:2, i] = or_worst([ece(labels, z), nll(labels, z)])  # NaN would say that there are no examples
+            found[2:, i] = inside[np.arange(len(z)), labels].mean(), inside.sum(1).mean()
     return Calibration(np.array(ids), found[0], found[1], found[2], found[3], aim=1 - alpha)
 
 
@@ -124,8 +125,9 @@ def threshold(scores: np.ndarray, alpha: float) -> float:
     """The ceil((n + 1) (1 - alpha))-th smallest of n scores; infinity if there are too few.
 
     If the n scores and that of a new example are exchangeable, the latter is at most the threshold with probability
-    1 - alpha or more.
+    1 - alpha or more. NaN, that of a model that diverged, is the largest score: infinity.
     """
+    scores = or_worst(scores)
     place = math.ceil((len(scores) + 1) * (1 - alpha) - 1e-9)
     return float(np.sort(scores)[place - 1]) if place <= len(scores) else math.inf
 

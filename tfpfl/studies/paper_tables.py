@@ -133,10 +133,10 @@ def _cells(column: str, rows: Sequence[dict], score: ScoreName) -> list[PaperCel
 
 def _direction(column: str, score: ScoreName) -> int:
     """1 if more is better, -1 if less is, 0 if neither."""
+    if column not in SCORES and (direction := direction_of(column)):  # a metric's own, whatever it is called
+        return {"max": 1, "min": -1}.get(direction, 0)
     if column in SCORES or column.startswith(_OF_SCORES):
         return 1 if SCORES.get(column, score).larger_is_better else -1
-    if direction := direction_of(column):
-        return {"max": 1, "min": -1}.get(direction, 0)
     return 1 if column.startswith(_HIGHER) else -1 if column.startswith(_LOWER) else 0
 
 

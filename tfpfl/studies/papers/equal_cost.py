@@ -19,6 +19,7 @@ from tfpfl.studies.records import Record
 
 COSTS = {"flops": "FLOPs", "seconds": "seconds", "bytes": "bytes"}
 NAME = "at equal cost"  # the entry of a seed in the ledger
+REFERENCE = "of which run"  # in it: the run whose cost it is
 ENOUGH = 0.95  # a run that ended before it had spent this part of the reference's cost is not compared
 
 
@@ -85,7 +86,8 @@ def note(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of
         if cell.column == column and entry is not None and reference is not None:
             its, record = (record_of(Path(folder_of(c, seed))) for c in (reference, cell))
             if its is not None and record is not None:
-                entry[NAME] = at_cost(record, its, cell.protocol or experiment.protocol)
+                found = at_cost(record, its, cell.protocol or experiment.protocol)
+                entry[NAME] = found and found | {REFERENCE: ledgers.identity(its)}
 
 
 def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
@@ -93,13 +95,18 @@ def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
 
     Accuracies are means over the seeds that have one; the interval is over clients for one seed, else over seeds. Where
     the reference has more seeds, such as one whose cost this method did not reach, the text says so. Seeds of which the
-    reference has fewer rounds than of others are left out: they are compared at another cost.
+    reference has fewer rounds than of others are left out: they are compared at another cost. So are those that were
+    compared with another run of the reference than the ledger has, such as one of another machine with fewer rounds.
     """
     found = []
     for cell in experiment.cells:
         reference = reference_of(experiment, cell)
         whole = ledgers.comparable(cells.get(ledgers.key(reference))) if reference is not None else {}
-        seeds = {seed: its for seed, its in _noted(cells, cell).items() if seed in whole}
+        seeds = {
+            seed: its
+            for seed, its in _noted(cells, cell).items()
+            if seed in whole and ledgers.is_with(its.get(REFERENCE), whole[seed])
+        }
         row = {"column": cell.column, "method": ledgers.method_title(cell.method, cell.label)}
         theirs = set(_noted(cells, reference)) & set(whole) if reference is not None else set()
         for what in COSTS:

@@ -29,6 +29,7 @@ from tfpfl.studies.run_groups import paired
 
 FORMAT = 2  # 1 had the results of all scales in one part
 GAIN = "gain over Local"  # what a table measures, and the entry of a seed
+COMPARED = "gain over Local, of which run"  # the entry of a seed
 EVERYTHING = "everything"  # what a paragraph of the notes is about that is on the whole ledger
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, GAIN: 2}
 
@@ -77,7 +78,7 @@ def add(path: str | os.PathLike, other: str | os.PathLike) -> int:
     """Adds the results of another ledger, such as that of another machine. Returns how many results are new.
 
     A result is that of one seed of a cell or figure. Where both ledgers have it, that with more rounds stays; with as
-    many, the one that was there.
+    many, the one that was there. Gains over another run of Local than the one that stays are removed.
 
     Args:
         path: the ledger that is changed.
@@ -102,7 +103,18 @@ def add(path: str | os.PathLike, other: str | os.PathLike) -> int:
                 mine["not run"] = entry["not run"]
             elif seeds:
                 mine.pop("not run", None)
+        for cells in ledger.values():
+            _forget_gains(cells)
     return number
+
+
+def _forget_gains(cells: dict) -> None:
+    """Removes gains over another run of Local than this part of the ledger has, such as one with fewer rounds."""
+    for name, cell in cells.items():
+        local = cells.get(f"{name.partition(' | ')[0]} | local", {}).get("seeds", {})
+        for seed, entry in cell["seeds"].items() if isinstance(cell, dict) and "seeds" in cell else ():
+            if not is_with(entry.get(COMPARED), local.get(seed)):
+                del entry[GAIN], entry[COMPARED]
 
 
 def _entries(ledger: dict) -> Iterator[tuple[tuple[str, ...], dict]]:
@@ -225,6 +237,17 @@ def note_gains(ledger: dict, experiment: Experiment, column: str, seed: int, fol
         if its is not None and (record := finished(Path(folder_of(cell, seed)))) is not None:
             gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))
             its[GAIN] = [statistics.mean_over_clients(gains), statistics.std(gains)]
+            its[COMPARED] = identity(local)
+
+
+def identity(record: Record) -> list:
+    """[the beginning of its hash, its rounds] of a run: what an entry of the ledger was compared with."""
+    return [record.summary.get("run_id", "")[:12], record.rounds]
+
+
+def is_with(compared: list | None, entry: dict | None) -> bool:
+    """Whether a seed was compared with the run that now has this entry; entries of older versions do not say."""
+    return compared is None or (entry is not None and compared == [entry["run"], entry["rounds"]])
 
 
 def comparable(cell: dict | None) -> dict[str, dict]:
@@ -354,8 +377,8 @@ def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
     """The verdicts on all orderings of an experiment.
 
     Accuracies are compared after equally many rounds: a method that has fewer than another is not compared, unless a
-    callback stopped it. Methods are compared by the `comparable` seeds that all of them have. The interval of a value is
-    over seeds for three or more; for fewer, where that over seeds says little, it is the mean of those over clients.
+    callback stopped it. Methods are compared by the `comparable` seeds that all of them have. The interval of a value
+    is over seeds for three or more; for fewer, where that says little, it is the mean of those over clients.
     """
     found = []
     for ordering in experiment.orderings:

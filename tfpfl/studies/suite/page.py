@@ -205,7 +205,7 @@ def _cost(result: DataResult) -> Table:
                 f"{_spent(records, reached, 'seconds'):.1f}",
                 bytes_text(_spent(records, reached, "bytes")),
                 f"{_spent(records, reached, 'passes'):,.0f}",
-                f"{work:,.1f}",
+                "-" if math.isnan(work) else f"{work:,.1f}",  # this TensorFlow cannot count operations
             ]
         )
     caption = (
