@@ -98,16 +98,10 @@ def test_worst_rounds_up_to_whole_clients():
     assert statistics.worst([3.0, 1.0, 2.0], 1.0) == statistics.mean_over_clients([3.0, 1.0, 2.0])
 
 
-def test_last_ten_rounds():
-    assert statistics.last(np.arange(200.0)) == 194.5
-    assert statistics.last([1.0, 3.0]) == 2.0
-    assert statistics.last([9.0, 1.0, NAN, 3.0], n=2) == 2.0  # a round that was not evaluated is not one of the two
-
-
 def test_nothing_left_is_nan_without_a_warning(recwarn):
     for values in ([], [NAN, NAN]):
         assert statistics.num_tested(values) == 0
-        for number in (statistics.mean_over_clients, statistics.ci95, statistics.worst, statistics.last):
+        for number in (statistics.mean_over_clients, statistics.ci95, statistics.worst):
             assert math.isnan(number(values)), number
     assert math.isnan(statistics.pooled([NAN, NAN], [0, 0]))
     assert not recwarn.list
@@ -118,7 +112,6 @@ def test_nothing_left_is_nan_without_a_warning(recwarn):
     [
         (lambda: statistics.worst([1.0], 0), "0"),
         (lambda: statistics.worst([1.0], 1.5), "1.5"),
-        (lambda: statistics.last([1.0], 0), "0"),
         (lambda: statistics.mean_over_clients([[1.0]]), r"\(1, 1\)"),
         (lambda: statistics.pooled([1.0, 2.0], [1]), r"\(2,\) and \(1,\)"),
     ],

@@ -97,7 +97,7 @@ def test_settings_are_ranked_by_validation_and_halving_only_adds_rounds(config, 
     more = search.search_hyperparameters(replace(config, rounds=8), settings, tmp_path / "out", factor=2)
     assert [rung[0].rounds for rung in more] == [2, 4, 8]
     for candidate in more[0]:  # two of them had gone on to 4 rounds before
-        assert candidate.accuracy == Record.read(candidate.folder).result_by(2, VALIDATION).accuracy
+        assert candidate.accuracy == Record.read(candidate.folder).until(2).result(VALIDATION).accuracy
 
 
 @pytest.mark.slow

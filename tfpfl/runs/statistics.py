@@ -304,17 +304,6 @@ def over_seeds(values) -> tuple[float, float]:
     return mean_over_clients(values), ci95(values)
 
 
-def last(values, n: int = 10) -> float:
-    """The mean of the last n evaluated rounds, or of all if there are fewer.
-
-    Raises:
-        InvalidArgument: `n` is less than 1.
-    """
-    if n < 1:
-        raise InvalidArgument(f"n must be at least 1, found {n}")
-    return mean_over_clients(_present(values)[-n:])
-
-
 def _not_negative(values) -> np.ndarray:
     present = _present(values)
     if (present < -1e-5).any():

@@ -38,13 +38,14 @@ from tfpfl.studies.run_groups import (
     check_records,
     group_runs,
     is_mixed,
+    mean_score,
     measured,
     paired,
     pairs_protocol,
 )
 from tfpfl.studies.told import told_classes, told_conditions, told_ends, told_lengths, told_seen, told_splits
 
-BASELINES = ("local", "fedavg_ft")
+BASELINES = ("local", "fedavg_ft")  # what personalization has to beat: training alone, and plain fine-tuning
 COLUMNS = (  # of every table from `rows`; some are NaN, or left out, where the runs have no such number
     *("seeds", "rounds", "accuracy", "seen", "clients seen", "never seen", "clients never seen", "EV-local", "std"),
     *("worst 5 %", "worst 10 %", "worst 25 %", "Jain", "Gini", "bytes a visit", "passes", "GFLOP a visit", "s a round"),
@@ -284,7 +285,8 @@ def _row(
     visits = sum(row["clients"] for row in history)
     sent = sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in history)
     passes, flops = (s.records[0].summary.get(name) for name in ("passes", "flops"))
-    (score, half), (local, local_half) = _score(s, protocol), _score(s, EV_LOCAL)
+    score, half = (factor * number for number in mean_score(s, protocol))
+    local, local_half = (factor * number for number in mean_score(s, EV_LOCAL))
     row = {
         "algorithm": s.label,
         "seeds": len(s.records),
@@ -329,26 +331,10 @@ def _seen(s: RunGroup, protocol: Protocol, mixed: bool) -> dict:
     found = {}
     for i, (which, word) in enumerate(zip(SIDES, SIDE_WORDS, strict=True)):
         if mixed:
-            found[word], found[f"{word} ±"] = _score(s, protocol._replace(clients=which))
+            its = mean_score(s, protocol._replace(clients=which))
+            found[word], found[f"{word} ±"] = (times(s.score) * number for number in its)
         found[f"clients {word}"] = float(np.mean([pair[i] for pair in counted]))
     return found
-
-
-def _score(s: RunGroup, protocol: Protocol) -> tuple[float, float]:
-    """The score, fractions in %, and half its interval: over seeds, or over clients if there is one seed.
-
-    Half the interval is NaN where there are several seeds, and only one of them has such clients.
-    """
-    results = [record.result(protocol) for record in s.records]
-    if protocol.clients in SIDES:  # a seed may have no such clients
-        results = [result for result in results if result is not None]
-    if None in results or not results:
-        return math.nan, math.nan
-    factor = times(s.score)
-    if len(s.records) == 1:
-        return factor * results[0].score, factor * results[0].score_ci95
-    mean, half = statistics.over_seeds([result.score for result in results])
-    return factor * mean, factor * half
 
 
 def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, float]:

@@ -228,11 +228,6 @@ class Record:
             self, history=rows, evaluations=[score for score in self.evaluations if score.round_num <= round_num]
         )
 
-    def result_by(self, round_num: int, protocol: Protocol = EV_ALL) -> Result | None:
-        """The result of a protocol as if the run had ended after a round; None if it was not evaluated by then."""
-        so_far = [score for score in self.evaluations if score.round_num <= round_num]
-        return protocols.result(so_far, protocol, self.took_part, self.score)
-
     @cached_property
     def matrix_rounds(self) -> list[int]:
         """The rounds after which the algorithm's matrices were saved; [] if it has no matrices."""

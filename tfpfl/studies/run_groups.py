@@ -4,6 +4,7 @@
 compute numbers over clients and seeds.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -437,3 +438,18 @@ def methods_of(records: Sequence[Record]) -> list[str]:
     methods = [_setting(record.config)[0] for record in records]
     titles = _titles({method: record.title for method, record in zip(methods, records, strict=True)})
     return [titles[method] for method in methods]
+
+
+def mean_score(group: RunGroup, protocol: Protocol) -> tuple[float, float]:
+    """The score and half its interval: over seeds, or over clients if there is one seed.
+
+    Half the interval is NaN where there are several seeds, and only one of them has such clients.
+    """
+    results = [record.result(protocol) for record in group.records]
+    if protocol.clients in protocols.SIDES:  # a seed may have no such clients
+        results = [result for result in results if result is not None]
+    if None in results or not results:
+        return math.nan, math.nan
+    if len(group.records) == 1:
+        return results[0].score, results[0].score_ci95
+    return statistics.over_seeds([result.score for result in results])

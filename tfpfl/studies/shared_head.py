@@ -54,12 +54,13 @@ def fit_shared(kind: HeadKind, clients: Sequence[Examples], outputs: int) -> Hea
     kept = values > 1e-9 * max(values.max(), 1e-30)
     whiten = vectors[:, kept] / np.sqrt(values[kept] + 0.01 * values.mean())  # directions without variance stay small
     x = (phi - center) @ whiten
-    tuned = np.arange(len(x)) % 5 > 0
+    held = np.arange(len(x)) % 5 == 0
+    tuned = ~held if len(x) > 1 else held
     weights, losses = _start(kind, y, x.shape[1], outputs), {}
     path = {}
     for penalty in PENALTIES:  # from the strongest, each from where the one before ended
         weights = path[penalty] = _minimum(kind, x[tuned], y[tuned], _rows(mask, tuned), penalty, weights)
-        losses[penalty] = _loss(kind, x[~tuned], y[~tuned], _rows(mask, ~tuned), weights) if (~tuned).any() else penalty
+        losses[penalty] = _loss(kind, x[held], y[held], _rows(mask, held), weights)
     best = min(losses, key=lambda penalty: losses[penalty])
     w = _minimum(kind, x, y, mask, best, path[best])
     return Head(unit * (whiten @ w[:-1]), unit * (w[-1] - center @ whiten @ w[:-1]))

@@ -5,6 +5,7 @@ files or from a network. `page.html` is a Jinja template, which escapes every te
 control characters and marks that turn the direction of reading are written as their codes.
 """
 
-from tfpfl.studies.report.page import BASELINES, ReportError, render, write_report
+from tfpfl.studies.comparison import BASELINES
+from tfpfl.studies.report.page import ReportError, render, write_report
 
 __all__ = ["BASELINES", "ReportError", "render", "write_report"]

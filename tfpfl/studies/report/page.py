@@ -11,13 +11,12 @@ from markupsafe import Markup
 
 from tfpfl.checks import InvalidArgument, check_listed, check_type, one_line
 from tfpfl.runs.files import write_whole
+from tfpfl.studies.comparison import BASELINES
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
 from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs
 from tfpfl.studies.told import told_classes, told_conditions, told_ends, told_lengths, told_seen, told_splits
-
-BASELINES = ("local", "fedavg_ft")  # what personalization has to beat: training alone, and plain fine-tuning
 
 
 class ReportError(InvalidArgument):

@@ -13,7 +13,7 @@ from tfpfl.studies import plots
 from tfpfl.studies.comparison import INTERVALS
 from tfpfl.studies.plots.clients import WORST
 from tfpfl.studies.report.blocks import Commands, Folded, Note, Pictures, Table
-from tfpfl.studies.run_groups import RunGroup, clients, measured, paired, pairs_protocol, sides
+from tfpfl.studies.run_groups import RunGroup, clients, mean_score, measured, paired, pairs_protocol, sides
 from tfpfl.studies.tables import WORST as WORST_TENTH
 from tfpfl.studies.tables import bytes_text
 from tfpfl.studies.told import told_seen
@@ -67,14 +67,8 @@ def _star(protocol) -> str:
     return " *" if protocol.selects_on_test else ""
 
 
-def _of(record, protocol, field="score") -> float:
-    result = record.result(protocol)
-    return np.nan if result is None else getattr(result, field)
-
-
 def _score(s: RunGroup, protocol) -> str:
-    mean, half = statistics.over_seeds([_of(r, protocol) for r in s.records])
-    return shown_score(s.score, mean, half if len(s.records) > 1 else _of(s.records[0], protocol, "score_ci95"))
+    return shown_score(s.score, *mean_score(s, protocol))
 
 
 def _over_seeds(values, text) -> str:
