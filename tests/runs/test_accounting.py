@@ -1,6 +1,8 @@
 """Epsilon of discrete Gaussian noise in sums: against brute force, closed forms and another accountant."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +11,18 @@ from scipy import special, stats
 
 from helpers import small_runs
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
-from tfpfl.algorithms.transforms.secure import codec_of
-from tfpfl.data.population import Sampling
-from tfpfl.runs.accounting import ORDERS, Noise, gap_of, of_member, of_rounds, privacy_of, released
+from tfpfl.algorithms.transforms.secure import codec_of, quorum
+from tfpfl.data.population import Population, Sampling
+from tfpfl.runs.accounting import (
+    ORDERS,
+    Noise,
+    chance_of_deciding,
+    gap_of,
+    of_member,
+    of_rounds,
+    privacy_of,
+    released,
+)
 from tfpfl.runs.privacy import privacy
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore
@@ -124,6 +135,42 @@ def test_the_client_that_spent_most_is_reported_and_empty_rounds_cost_nothing():
     unknown = of_rounds(noise, [100, 0, 50], None, Sampling("binomial", 0.1), 1e-4)
     assert unknown.epsilon == of_member(noise, [100, 50], 1e-4)
     assert unknown.released == released(noise, 0.1, [100, 50], 1e-4) < unknown.epsilon
+
+
+def test_rounds_in_which_one_client_decides_whether_there_is_a_sum_are_a_part_of_delta():
+    """By counting all cohorts of a client's five others, and all ways in which their members arrive."""
+    rate, arrival, threshold = 0.4, 0.7, 0.6
+    chance = 0.0
+    for members in itertools.product((0, 1), repeat=5):
+        drawn = math.prod(rate if one else 1 - rate for one in members)
+        for came in itertools.product((0, 1), repeat=sum(members)):
+            arrives = math.prod(arrival if one else 1 - arrival for one in came)
+            chance += drawn * arrives * (sum(came) < quorum(sum(members) + 1, threshold))
+    six = Population(np.full(6, 9), np.full(6, 2), sampling=Sampling("binomial", rate), arrival=[arrival] * 6)
+    assert chance_of_deciding(six, [6], threshold) == pytest.approx(chance, rel=1e-12)
+    assert chance_of_deciding(six, [6, 0, 6], threshold) == pytest.approx(min(1, 2 * chance), rel=1e-12)
+    seldom = replace(six, arrival=[0.9] * 5 + [arrival])
+    assert chance_of_deciding(seldom, [6], threshold) == chance_of_deciding(six, [6], threshold)
+    all_of_them = Population(np.full(6, 9), np.full(6, 2), sampling=Sampling("binomial", 1.0))
+    assert chance_of_deciding(all_of_them, [6] * 100, 0.5) == 0
+
+
+def test_few_clients_a_round_have_no_epsilon_against_those_who_do_not_know_who_came():
+    """Ten clients at a rate of 0.1: a round with a sum has three clients or more, each of the ten with 0.3."""
+    from dp_accounting.pld import privacy_loss_distribution
+
+    noise, shares, delta = Noise(2.0 / math.sqrt(3), 1.0, 1), [3] * 28 + [0] * 372, 10**-1.1
+    ten = Population(np.full(10, 9), np.full(10, 2), sampling=Sampling("binomial", 0.1))
+    loss = privacy_loss_distribution.from_gaussian_mechanism(2.0, sampling_prob=0.3)
+    tight = loss.self_compose(28).get_epsilon_for_delta(delta)
+    assert released(noise, 0.1, shares, delta) < tight / 3, "the plain rate would claim too much"
+    found = of_rounds(noise, shares, None, ten.sampling, delta, chance_of_deciding(ten, [10] * 400, 0.5))
+    assert found.released is None and "nothing smaller is promised against those who do not know" in found.text
+    many = Population(np.full(300, 9), np.full(300, 2), sampling=Sampling("binomial", 0.1))
+    delta, deciding = 300**-1.1, chance_of_deciding(many, [300] * 30, 0.5)
+    assert 0 < deciding < 1e-6 * delta
+    found = of_rounds(noise, [30] * 30, None, many.sampling, delta, 0.5 * delta)
+    assert found.released == released(noise, 0.1, [30] * 30, 0.5 * delta) > released(noise, 0.1, [30] * 30, delta)
 
 
 def test_a_game_on_noisy_sums_is_won_as_often_as_the_noise_says():

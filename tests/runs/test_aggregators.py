@@ -492,10 +492,34 @@ def test_rounds_without_clients_are_a_part_of_delta(accounting):
     assert chance_of_no_clients(never, [300, 0, 300]) == pytest.approx(2 * (1 - 0.2 * 0.9) ** 298, rel=1e-9)
 
 
+@pytest.mark.parametrize("sampling", [Sampling("fixed", 1.0), Sampling("range", low=4, high=4)])
+def test_all_are_asked_and_nobody_may_come(sampling, accounting):
+    """The same mechanism as Poisson sampling at the rate 1: dropouts alone decide who comes."""
+
+    def of(sampling, arrival, clients=4, noise=1.0):
+        if sampling.kind == "range":
+            sampling = Sampling("range", low=clients, high=clients)
+        facts = np.full(clients, 9), np.full(clients, 2)
+        return privacy(noise, Population(*facts, sampling=sampling, arrival=arrival and [arrival] * clients), 50)
+
+    poisson = Sampling("binomial", 1.0)
+    found = of(sampling, 0.5)
+    assert found.epsilon == np.inf and "fixed sampling of a part of them" in found.text
+    assert of(sampling, 0.5).epsilon == of(poisson, 0.5).epsilon
+    for arrival, clients in ((0.5, 40), (None, 4)):
+        finite = of(poisson, arrival, clients).epsilon
+        assert finite < np.inf and of(sampling, arrival, clients).epsilon == pytest.approx(finite, rel=1e-9)
+    assert of(sampling, 0.7, 6).epsilon > of(sampling, None, 6).epsilon
+
+
 def test_a_run_whose_rounds_may_have_nobody_is_warned_before_it_begins():
     config = RunConfig(engine="tff", aggregator="dp", aggregator_args=("noise=1", "clip=1"), sampling="binomial")
     with pytest.warns(UserWarning, match="the run will have no epsilon: a round without clients adds no noise"):
         warn_of_small_rounds(config, population(Sampling("binomial", 0.1), 6))
+    all_asked = population(Sampling("fixed", 1.0), 6)
+    few = Population(all_asked.num_examples, all_asked.num_classes, sampling=all_asked.sampling, arrival=[0.5] * 6)
+    with pytest.warns(UserWarning, match="Take more clients, or fixed sampling of a part of them"):
+        warn_of_small_rounds(replace(config, sampling="fixed", participation=1.0), few)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_small_rounds(config, population(Sampling("binomial", 0.2), 200))

@@ -19,8 +19,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tfpfl.algorithms.transforms.secure import CLIP, codec_of
-from tfpfl.data.population import Sampling
+import numpy as np
+from scipy import stats
+
+from tfpfl.algorithms.transforms.secure import CLIP, codec_of, quorum
+from tfpfl.data.population import Population, Sampling
 from tfpfl.runs import participation
 from tfpfl.runs.aggregators import PRIVATE
 from tfpfl.runs.privacy import Privacy, default_delta, privacy, require_accounting
@@ -69,7 +72,8 @@ def released(noise: Noise, rate: float, shares: Sequence[int], delta: float) -> 
     The sampled discrete Gaussian has, at integer orders, the same Renyi divergence as the sampled Gaussian (Mironov,
     Talwar, Zhang 2019): the moments E_Q[(P / Q)^k] of integer orders k are equal, exp(k (k - 1) |d|^2 / (2 sigma^2)),
     because the shift k d is an integer. So only integer orders are used. The distance tau of P and Q from a discrete
-    Gaussian adds at most 3 P tau in a round. The number of shares is taken as if it did not depend on the client.
+    Gaussian adds at most 3 P tau in a round. The number of shares is taken as if it did not depend on the client. That
+    a sum was opened is taken so, too: `chance_of_deciding` is what has to be taken from delta for it.
 
     Args:
         noise: the noise.
@@ -88,12 +92,38 @@ def released(noise: Noise, rate: float, shares: Sequence[int], delta: float) -> 
     return float(accountant.get_epsilon(delta)) + more
 
 
+def chance_of_deciding(population: Population, present: Sequence[int], threshold: float) -> float:
+    """A bound on the probability that in some round it depended on one client whether the sum was opened.
+
+    It depends on a client if the others are too few: their m members of a cohort drawn one by one, of which too few
+    arrive for the `quorum` of m + 1. (Where even with the client they are too few, there is no sum in any case; such
+    rounds count, too, so that this is a bound.) In an opened round of so few, a client took part with a larger
+    probability than the rate: of three of ten clients that were drawn at 0.1, each is one with probability 0.3.
+
+    Args:
+        population: the clients, their sampling, and how often they arrive. All count as if they arrived as seldom as
+            the one that does most seldom.
+        present: int [rounds], how many clients could be sampled in each round.
+        threshold: F, see `quorum`.
+    """
+    arrival = 1.0 if population.arrival is None else float(np.min(population.arrival))
+
+    def of_round(people: int) -> float:
+        others = np.arange(people)
+        needed = np.array([quorum(m + 1, threshold) for m in others.tolist()])
+        drawn = stats.binom.pmf(others, people - 1, population.sampling.rate)
+        return float(drawn @ stats.binom.cdf(needed - 1, others, arrival))
+
+    return min(1.0, math.fsum(times * of_round(n) for n, times in Counter(present).items() if n))
+
+
 def of_rounds(
     noise: Noise,
     shares: Sequence[int],
     visits: Mapping[int, Sequence[int]] | None,
     sampling: Sampling,
     delta: float,
+    deciding: float = 0.0,
 ) -> Privacy:
     """The privacy of rounds with these shares of noise.
 
@@ -104,6 +134,8 @@ def of_rounds(
             counts as if it had taken part in all.
         sampling: how cohorts were drawn.
         delta: the delta.
+        deciding: `chance_of_deciding`, a part of delta. If it is all of it, nothing is said of those who do not know
+            who took part.
     """
     spent = {i: math.fsum(noise.multiplier(shares[t]) ** -2 for t in some) for i, some in (visits or {}).items()}
     if visits is None:
@@ -112,9 +144,14 @@ def of_rounds(
         own = [shares[t] for t in visits[max(spent, key=lambda i: (spent[i], -i))]] if spent else []
     text = f"against the server and all others, for the client that took part most often, in {len(own)} rounds"
     more = None
-    if sampling.kind == "binomial":
-        more = released(noise, sampling.rate, shares, delta)
-        text += f"; epsilon = {more:.3g} against those who do not know who took part in which round"
+    if sampling.kind == "binomial" and deciding < delta:
+        more = released(noise, sampling.rate, shares, delta - deciding)
+        text += f"; epsilon = {more:.3g} against those who know neither who took part in which round nor how many did"
+    elif sampling.kind == "binomial":
+        text += (
+            "; nothing smaller is promised against those who do not know who took part, because rounds may be so small "
+            f"that it depends on one client whether there is a sum: the chance is up to {deciding:.2g}"
+        )
     return Privacy(of_member(noise, own, delta), delta, text, more)
 
 
@@ -126,6 +163,7 @@ def privacy_of(run: "Run") -> Privacy | None:
     config, population, rounds = run.config, run.population, run.store.round_num
     if not rounds or config.method.up == "0":
         return None
+    present = [len(run.availability.present(t, population.client_ids)) for t in range(1, rounds + 1)]
     if config.secure_noise is not None:
         method = run.recipe.method(run.model, population)
         codec, drawn = codec_of(method, config.secure_clip or CLIP, config.secure_noise)
@@ -133,10 +171,11 @@ def privacy_of(run: "Run") -> Privacy | None:
         history = run.store.history()
         shares = [int(row["clients"]) - int(row.get("rejected") or 0) for row in history]
         visits = participation.visits(config, history, run.store.evaluations(), run.work_of_clients)
-        noise = Noise(drawn.sigma, codec.sensitivity, codec.size)
-        return of_rounds(noise, shares, visits, population.sampling, default_delta(population.num_clients))
+        noise, delta = Noise(drawn.sigma, codec.sensitivity, codec.size), default_delta(population.num_clients)
+        drawn_alone = population.sampling.kind == "binomial"
+        deciding = chance_of_deciding(population, present, config.secure_threshold) if drawn_alone else 0.0
+        return of_rounds(noise, shares, visits, population.sampling, delta, deciding)
     if config.aggregator not in PRIVATE:
         return None
-    present = [len(run.availability.present(t, population.client_ids)) for t in range(1, rounds + 1)]
     multiplier, adaptive = config.aggregator_arguments()["noise"], config.aggregator == "dp_adaptive"
     return privacy(multiplier, population, rounds, adaptive=adaptive, present=present)

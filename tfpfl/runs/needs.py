@@ -77,7 +77,7 @@ def warn_of_small_rounds(config: RunConfig, population: Population) -> None:
     if config.aggregator in PRIVATE and config.method.up != "0":
         chance = chance_of_no_clients(population, [population.num_clients] * config.rounds)
         if chance >= default_delta(population.num_clients):
-            warn_user(f"the run will have no epsilon{no_clients(chance)}")
+            warn_user(f"the run will have no epsilon{no_clients(population, chance)}")
     if config.participation != RunConfig.participation or config.sampling != "fixed":
         return
     if population.clients_per_round < 1.5 and population.num_clients > 1:

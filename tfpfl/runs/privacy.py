@@ -46,9 +46,9 @@ def privacy(
             'fixed' sampling, a cohort that is rounded up or down counts as rounded up.
 
     Returns:
-        The `Privacy`. With 'binomial' sampling a round may have no clients. It then adds no noise, and everyone sees
-        that nobody came. The chance of that, see `chance_of_no_clients`, is a part of delta: epsilon is that of what is
-        left, and infinite if nothing is.
+        The `Privacy`. With 'binomial' sampling a round may have no clients, and if all are asked, nobody may come. Such
+        a round adds no noise, and everyone sees that nobody came. The chance of that, see `chance_of_no_clients`, is a
+        part of delta: epsilon is that of what is left, and infinite if nothing is.
 
     Raises:
         Unavailable: dp-accounting is not installed.
@@ -92,7 +92,7 @@ def privacy(
     text += "; the clipping norm's estimate included" if adaptive else ""
     chance = chance_of_no_clients(population, [people] * rounds if present is None else present)
     found = min(epsilon(bound, delta - chance) for bound in bounds) if chance < delta else math.inf
-    text += f"; no epsilon is promised{no_clients(chance)}" if found == math.inf else ""
+    text += f"; no epsilon is promised{no_clients(population, chance)}" if found == math.inf else ""
     return Privacy(found, delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}")
 
 
@@ -102,29 +102,43 @@ def default_delta(people: int) -> float:
 
 
 def chance_of_no_clients(population: Population, present: Sequence[int]) -> float:
-    """A bound on the probability that some round has no clients, also with one client less; 0 but for Poisson sampling.
+    """A bound on the probability that some round has no clients, also with one client less.
 
     By so much delta grows. Take the rounds that have clients: with and without one more client, each is the same
     mixture of cohorts, and for every cohort the two are a pair of the sampled Gaussian mechanism. What is outside has
     at most this probability: all rounds of nobody, and those in which the one client came alone.
+
+    It is 0 where a cohort is a part of the clients that is not drawn one by one. Neighbours then differ in whose data a
+    client has, and not in who comes. If all are asked, they differ in one client more or less, as with Poisson
+    sampling, and the rate is 1: only dropouts can leave a round without clients.
 
     Args:
         population: the clients, their sampling, and how often they arrive.
         present: int [rounds], how many clients could be sampled in each round. That is no secret: rounds for which it
             is 0 count for nothing.
     """
-    if population.sampling.kind != "binomial":
+    rate = 1.0 if _asks_all(population) else population.sampling.rate
+    if population.sampling.kind != "binomial" and not _asks_all(population):
         return 0.0
     arrival = np.ones(population.num_clients) if population.arrival is None else np.sort(population.arrival)
-    absent = np.concatenate([[1.0], np.cumprod(1 - population.sampling.rate * arrival)])  # of those who come least
+    absent = np.concatenate([[1.0], np.cumprod(1 - rate * arrival)])  # of those who come least
     return min(1.0, math.fsum(absent[n - 1] for n in present if n))
 
 
-def no_clients(chance: float) -> str:
+def _asks_all(population: Population) -> bool:
+    """Whether every cohort is of all clients that are there."""
+    people, sampling = population.num_clients, population.sampling
+    if sampling.kind == "range":
+        return sampling.low >= people
+    return sampling.kind == "fixed" and sampling.expected(people) >= people
+
+
+def no_clients(population: Population, chance: float) -> str:
     """What is said where `chance_of_no_clients` is not small."""
+    other = "fixed sampling of a part of them" if _asks_all(population) else "a larger participation, or fixed sampling"
     return (
         f": a round without clients adds no noise, which everyone sees, and the chance of one is up to {chance:.2g}. "
-        "Take a larger participation, or fixed sampling"
+        f"Take more clients, or {other}"
     )
 
 
