@@ -194,17 +194,25 @@ def test_what_makes_another_run(federation, change, same):
 
 
 def test_a_run_that_is_continued_says_what_of_it_is_not_as_asked(finished, federation, tmp_path):
-    """It keeps its own configuration. Nothing is said of what was not asked for, and of rounds."""
+    """It keeps its own configuration. Nothing is said of what was not asked for, of rounds, and of what is the same."""
     folder = shutil.copytree(finished, tmp_path / "run")
     asked = {"rounds": 12, "sampling": "binomial", "participation": 0.2, "evaluate_every": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("error", TfpflWarning)
         with Run.create_or_resume(runs.config(**asked), folder, federation) as run:
             assert run.store.round_num == 12
+        with Run.create_or_resume(read_config(finished), folder) as run:
+            assert run.store.round_num == 12
     other = runs.federation(tmp_path / "other", validation=0.1)
     for change, data, said in (
         ({"seed": 3}, federation, "seed is 0 and not 3"),
         ({"hyperparameters": {"tau": 4, "beta": 0.7}}, federation, r"beta is 0\.\d+ and not 0.7"),
+        ({"dataset": "synthetic", "clients": 7}, None, "dataset is arrays and not synthetic, clients is 6 and not 7"),
+        ({"data_seed": 5, "validation": 0.3}, None, r"validation is \S+ and not 0.3, data_seed is \S+ and not 5"),
+        ({"partition_args": {"K": 9}}, None, r"K is \S+ and not 9"),
+        ({"network": "conv_bn"}, federation, r"network is \S+ and not conv_bn"),
+        ({"objective": "fair:1", "dropout": 0.3}, None, "objective is mean and not fair:1, dropout is 0.0 and not 0.3"),
+        ({"schedule": "cosine", "init": "stax"}, None, "schedule is None and not cosine, init is None and not stax"),
         ({}, other, f"federation is of hash {federation.hash[:8]} and not of hash {other.hash[:8]}"),
     ):
         with pytest.warns(TfpflWarning, match=f"keeps its own configuration: .*{said}.* take another folder"):

@@ -6,12 +6,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from tfpfl.checks import one_line, warn_user
 from tfpfl.data import Federation
+from tfpfl.data.manifest import plain_values
 from tfpfl.data.places import is_places
+from tfpfl.runs.checked import file_hash
 from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunConfig, RunError, read_config
 from tfpfl.runs.locks import InUse, Lock
 
@@ -23,8 +25,17 @@ _LEFTOVERS = (NETWORK, NETWORK_CODE, f"{NETWORK}.new", METHOD, METRIC.format(nam
 _WRITTEN = (*_LEFTOVERS, "config.json", f"{STATE}*", "history.csv*", "clients.csv*", "summary.json*", "tensorboard")
 
 
+# Entries that `RunConfig.resolved` replaces or adds: they are compared in another way, or not, as the number of rounds.
+_OF_DATA = ("source", "partition_args", "federation", "federation_hash")
+_OF_NETWORK = ("network", "network_hash", "network_place", "network_beside", "init")
+_RESOLVED = (*_OF_DATA, *_OF_NETWORK, "hyperparameters", "own_method", "own_metrics", "rounds", "versions", "format")
+_COMPLETED = ("schedule", "kind")  # with numbers that were not given
+
+
 def kept_config(folder: str | os.PathLike, asked: RunConfig, federation: Federation | None) -> RunConfig:
     """The configuration of a run that is continued; a warning says what of it is not as asked for.
+
+    An entry that has its default counts as not asked for.
 
     Args:
         folder: the run folder.
@@ -33,9 +44,21 @@ def kept_config(folder: str | os.PathLike, asked: RunConfig, federation: Federat
     """
     kept = read_config(folder)
     found = {name: (getattr(kept, name), getattr(asked, name)) for name in ("algorithm", "seed", "participation")}
-    found |= {name: (kept.hyperparameters.get(name), value) for name, value in asked.hyperparameters.items()}
+    for name in [each.name for each in fields(RunConfig) if each.name not in (*_RESOLVED, *found)]:
+        if (given := getattr(asked, name)) != getattr(RunConfig, name):
+            own = getattr(kept, name)
+            found[name] = own, own if name in _COMPLETED and str(own).startswith(str(given)) else given
+    for its, given in ((kept.hyperparameters, asked.hyperparameters), (kept.partition_args, asked.partition_args)):
+        found |= {name: (its.get(name), plain_values(value)) for name, value in given.items()}
+    found |= {f"source {name}": (kept.source.get(name), plain_values(v)) for name, v in asked.source.items()}
+    if asked.init not in (None, "keras") and asked.init != kept.init:
+        found["init"] = kept.init, asked.init
+    if asked.network_file is not None and asked.network_file.exists():
+        found["network"] = _of_hash(kept.network_hash), _of_hash(file_hash(asked.network_file))
+    elif asked.network_file is None and asked.network is not None:
+        found["network"] = kept.network, asked.network
     if federation is not None:
-        found["federation"] = (f"of hash {str(kept.federation_hash)[:8]}", f"of hash {federation.hash[:8]}")
+        found["federation"] = _of_hash(kept.federation_hash), _of_hash(federation.hash)
     others = [f"{name} is {own} and not {given}" for name, (own, given) in found.items() if own != given]
     if others:
         warn_user(
@@ -43,6 +66,10 @@ def kept_config(folder: str | os.PathLike, asked: RunConfig, federation: Federat
             "take another folder"
         )
     return kept
+
+
+def _of_hash(value: str | None) -> str:
+    return f"of hash {str(value)[:8]}"
 
 
 def config_to_continue(asked: RunConfig, folder: str | os.PathLike, federation: Federation) -> RunConfig:

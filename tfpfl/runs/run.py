@@ -222,8 +222,8 @@ class Run:
     ) -> "Run":
         """Opens the run in `folder` if there is one, otherwise creates it.
 
-        An existing run keeps its configuration (a warning says so if method, seed, participation or data are others)
-        except for its number of rounds, which is raised to `config.rounds` if larger. See also `create` and `open`.
+        An existing run keeps its configuration, except for its number of rounds, which is raised to `config.rounds` if
+        larger. A warning names what is asked for and not so. See also `create` and `open`.
         """
         if (Path(folder) / "config.json").exists():
             return cls.open(folder, rounds=max(config.rounds, kept_config(folder, config, federation).rounds))
