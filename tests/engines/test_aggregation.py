@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.toys import backbone, distance, identical
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput, Rows, kinds
-from tfpfl.algorithms.transforms import median, screened
+from tfpfl.algorithms.transforms import median, screened, screening
 from tfpfl.algorithms.transforms.screening import REASONS
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import Population
@@ -181,19 +181,22 @@ def test_metrics_have_any_name_that_a_round_does_not_use():
     """'head_loss' was left out of the round's metrics, and by one called 'examples' all means were divided."""
     plain = toy_amp()
 
-    def named(name):
+    def named(name, transform=lambda algorithm: algorithm):
         def client_update(row, visits, data):
             output = plain.client_update(row, visits, data)
             return output._replace(metrics=output.metrics | {name: 3 * output.metrics["loss"]})
 
-        engine = Simulation(plain._replace(client_update=client_update))
+        engine = Simulation(transform(plain._replace(client_update=client_update)))
         return engine.next(engine.initialize(), [tf.constant(0)], [visit(plain, 1, 1.0, 4)]).metrics
 
     for name in ("head_loss", "my_examples"):
         assert float(named(name)[name]) == 12
-    for name in ("examples", "clients", "round", "test_loss"):
+    for name in ("examples", "clients", "round", "test_loss", "came", "too_few", "rejected_clients", "rejected"):
         with pytest.raises(InvalidArgument, match=f"cannot be called {name!r}: a round has something else"):
             named(name)
+    for name in screening.METRICS:
+        with pytest.raises(InvalidArgument, match=f"cannot be called {name!r}: where broken clients are rejected"):
+            named(name, screening.screened)
 
 
 @pytest.mark.parametrize("weight", slow_but([0.1, np.float64(0.3), 2], 0.1), ids=["float", "NumPy", "int"])

@@ -13,6 +13,7 @@ from rich.console import Console
 from helpers import small_runs as runs
 from helpers.one_broken import build
 from helpers.toys import on_disk
+from tfpfl.data.kinds import ACCURACY, KINDS
 from tfpfl.runs.callbacks import Callback, EarlyStopping, Progress, TensorBoard
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore
@@ -215,6 +216,17 @@ def test_early_stopping(scores, patience, stops_after):
     assert stopped == stops_after
     if stops_after:
         assert f"not risen above {max(s for s in scores if s):.4f} in {patience}" in training.stop_reason
+
+
+def test_early_stopping_looks_at_the_score_of_each_training():
+    """One object for a training of classes, then for one of numbers, whose score is the RMSE."""
+    stopping = EarlyStopping(1)
+    for score in (ACCURACY, KINDS["regression"].score):
+        training = SimpleNamespace(stop_reason=None, model_name="personal", store=RunStore(), score=score)
+        stopping.start(training, 10)
+        for t, value in enumerate((0.5, 0.6 if score.direction == "min" else 0.4), 1):
+            stopping.round(training, {"round": t, f"personal validation {score.name}": value})
+        assert training.stop_reason.startswith(f"validation {score.name} has not")
 
 
 def test_patience_is_as_long_in_the_last_ten_rounds_which_are_all_evaluated():

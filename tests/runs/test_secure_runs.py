@@ -72,6 +72,7 @@ def test_updates_that_the_default_clip_has_shortened_are_told_of():
     ]
     assert not warnings_of(config, rows[1:2])
     assert not warnings_of(small_runs.config(secure=True, secure_clip=100.0), rows)
+    assert not warnings_of(small_runs.config(), rows), "a method may have a metric of this name"
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, Between, ClientData, ClientOutput
+from tfpfl.algorithms.transforms import screening
 from tfpfl.algorithms.transforms.schedule import counted_part
 from tfpfl.checks import InvalidArgument, check_type
 from tfpfl.data.population import ClientInfo
@@ -27,7 +28,8 @@ from tfpfl.models.weights import Head, Weights
 
 GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations
 HELD_OUT = re.compile("(train|validation|test)_(correct|examples|loss|score|logits|outputs)")  # scores of a client
-OF_THE_ROUND = ("clients", "examples", "finite", "round", "seconds", "dropped", "late", "virtual_seconds")
+OF_THE_ROUND = ("clients", "examples", "finite", "round", "seconds", "dropped", "late", "virtual_seconds", "came")
+OF_THE_ROUND += ("too_few", "rejected_clients")
 EVALUATION_CHUNK = 512  # examples at a time, so that evaluating a client with many examples does not need more memory
 
 
@@ -170,11 +172,14 @@ def check_names(metrics: dict) -> None:
         InvalidArgument: a name is that of something that the engine or the training says of a round. The metric would
             take its place, and means are divided by the round's 'examples'.
     """
+    of_screening = [name for name in screening.METRICS if name in metrics]
+    own = of_screening if len(of_screening) == 1 else []  # screening adds both
     for name in metrics:
-        if name in OF_THE_ROUND or HELD_OUT.fullmatch(name):
+        if name in (*OF_THE_ROUND, *own) or HELD_OUT.fullmatch(name):
+            known = ", ".join((*OF_THE_ROUND, *screening.METRICS))
             raise InvalidArgument(
                 f"a metric of client_update cannot be called {name!r}: a round has something else of this name. Choose "
-                f"another one; taken are {', '.join(OF_THE_ROUND)} and the held-out scores, such as test_loss"
+                f"another one; taken are {known} and the held-out scores, such as test_loss"
             )
 
 

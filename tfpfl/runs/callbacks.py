@@ -152,18 +152,18 @@ class EarlyStopping(Callback):
     def start(self, training, rounds):
         """Reads the scores of the rounds that are saved already."""
         score = getattr(training, "score", ACCURACY)
-        self.monitor = self.monitor or score.name
+        self._looks_at = self.monitor or score.name  # of this training; the next one may have another score
         measured = {score.name: score.direction, "loss": "min"}
         measured |= {metric.name: metric.direction for metric in getattr(training, "metrics", ())}
-        if self.monitor not in measured:
+        if self._looks_at not in measured:
             raise InvalidArgument(
-                f"early stopping looks at {self.monitor}, which this training does not measure; it measures "
+                f"early stopping looks at {self._looks_at}, which this training does not measure; it measures "
                 f"{', '.join(measured)}. Add it to `metrics`"
             )
-        self._best_is = self.mode or measured[self.monitor]
+        self._best_is = self.mode or measured[self._looks_at]
         if self._best_is == NEITHER:
             raise InvalidArgument(
-                f"early stopping cannot look at {self.monitor}, of which neither more nor less is better: look at "
+                f"early stopping cannot look at {self._looks_at}, of which neither more nor less is better: look at "
                 f"{score.name} or loss, or, in Python, give a mode"
             )
         self._scores = []
@@ -175,7 +175,7 @@ class EarlyStopping(Callback):
         self._see(training, row)
 
     def _see(self, training, row):
-        score = row.get(f"{training.model_name} validation {self.monitor}")
+        score = row.get(f"{training.model_name} validation {self._looks_at}")
         every = getattr(training, "evaluate_every", 1) or 1
         if score is None or np.isnan(score) or row["round"] % every:  # the last ten, which are evaluated in any case
             return
@@ -183,4 +183,4 @@ class EarlyStopping(Callback):
         best = int(np.argmax(self._scores) if self._best_is == "max" else np.argmin(self._scores))
         if len(self._scores) - 1 - best >= self.patience:
             than = f"{'risen above' if self._best_is == 'max' else 'fallen below'} {self._scores[best]:.4f}"
-            training.stop_reason = f"validation {self.monitor} has not {than} in {self.patience} evaluated rounds"
+            training.stop_reason = f"validation {self._looks_at} has not {than} in {self.patience} evaluated rounds"

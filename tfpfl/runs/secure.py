@@ -64,7 +64,7 @@ def clipped_unasked(config: Any, history: Sequence[Mapping[str, Any]]) -> str | 
         history: the rows of the rounds, whose 'clipped' is the part of the cohort's examples whose client was clipped.
     """
     rounds = sum(bool(row.get("clipped")) for row in history)
-    if config.secure_clip is not None or not rounds:
+    if not config.secure or config.secure_clip is not None or not rounds:  # a method may have a metric of this name
         return None
     return (
         f"in {rounds} of {len(history)} rounds updates were longer than {CLIP:g}, the default of secure_clip, and were "

@@ -118,7 +118,9 @@ class Training:
         """Trains until the store holds `rounds` rounds, or a callback stops the training.
 
         A later call with a larger number gives the same states as one longer training. But other rounds are evaluated,
-        because the last ten rounds of the shorter training were; so early stopping may differ.
+        because the last ten rounds of the shorter training were; so early stopping may differ. And with
+        grouping='stacked' the states are equal up to rounding only, because clients of an evaluated round are computed
+        one by one.
 
         Args:
             rounds: the total number of rounds, at least 1.

@@ -34,6 +34,7 @@ REASONS = (
     "its update is too large",
 )
 ON_BROKEN = ("stop", "reject")
+METRICS = ("rejected", "update_norm")  # that it adds to those of a client
 
 
 def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: float | None = None) -> Algorithm:
@@ -102,6 +103,11 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
         if earlier is not None:
             reason = tf.where(tf.equal(earlier, 0), reason, earlier)
         output = algorithm.client_update(message, state, data)
+        if own := [name for name in METRICS if name in output.metrics]:
+            raise InvalidArgument(
+                f"a metric of client_update cannot be called {own[0]!r}: where broken clients are rejected, this is "
+                "what is told of it. Choose another name"
+            )
         output = output._replace(weight=tree.as_tensor(output.weight, algorithm.model.dtype))
         finite = tree.all_finite((output.update, output.state, output.metrics, output.weight)) & (output.weight >= 0)
         own = tf.nest.flatten(of_method(output.update))  # a loss or a weight that is sent with it is not measured
