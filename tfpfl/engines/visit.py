@@ -28,8 +28,8 @@ from tfpfl.models.weights import Head, Weights
 
 GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations
 HELD_OUT = re.compile("(train|validation|test)_(correct|examples|loss|score|logits|outputs)")  # scores of a client
-OF_THE_ROUND = ("clients", "examples", "finite", "round", "seconds", "dropped", "late", "virtual_seconds", "came")
-OF_THE_ROUND += ("too_few", "rejected_clients")
+_OF_CLOCK = ("seconds", "dropped", "late", "virtual_seconds")
+OF_THE_ROUND = ("clients", "examples", "finite", "round", *_OF_CLOCK, "came", "too_few", "rejected_clients")
 EVALUATION_CHUNK = 512  # examples at a time, so that evaluating a client with many examples does not need more memory
 
 

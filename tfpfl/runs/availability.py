@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_numbers
+from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import Stream, uniform
 
@@ -179,6 +180,18 @@ class Availability:
                 "Take a larger one"
             )
         return arrival
+
+    def of_round(self, seed: int, round_num: int, population: Population, work: np.ndarray) -> "Arrivals":
+        """Draws the cohort of a round among the clients that are there, and which of them come back.
+
+        Args:
+            seed: seed of the run.
+            round_num: the round.
+            population: the clients and their sampling.
+            work: float [I], for all of them; see `median_seconds`.
+        """
+        sampled = cohort(seed, round_num, population, self.present(round_num, population.client_ids))
+        return self.round(seed, round_num, sampled, work[np.searchsorted(population.client_ids, sampled)])
 
     def round(self, seed: int, round_num: int, client_ids, work) -> "Arrivals":
         """Draws which clients of a cohort come back, drop out or are late; for `work` see `median_seconds`."""

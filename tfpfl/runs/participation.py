@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.runs.config import RunConfig
@@ -86,14 +85,12 @@ def visits(
 
 def _came(config: RunConfig, population: Population, t: int, work: np.ndarray | None) -> set[int] | None:
     """The clients whose work came back in round t; None if the virtual clock decides and `work` is unknown."""
-    availability, ids = config.availability(), population.client_ids
-    if availability.is_perfect:
-        return set(cohort(config.seed, t, population).tolist())
-    if availability.seconds and work is None:
-        return None
-    sampled = cohort(config.seed, t, population, availability.present(t, ids))
-    amounts = np.ones(len(sampled)) if work is None else work[np.searchsorted(ids, sampled)]
-    return set(availability.round(config.seed, t, sampled, amounts).came.tolist())
+    availability = config.availability()
+    if work is None:
+        if availability.seconds:
+            return None
+        work = population.num_examples  # without a clock it says nothing
+    return set(availability.of_round(config.seed, t, population, work).came.tolist())
 
 
 def _dropped_stragglers(config: RunConfig, came: set[int], t: int) -> frozenset[int]:

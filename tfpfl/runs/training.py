@@ -18,7 +18,6 @@ from tfpfl.algorithms.transforms.schedule import at_round
 from tfpfl.algorithms.transforms.screening import REASONS
 from tfpfl.checks import InvalidArgument, TfpflError, check_whole_number, traced_by_design
 from tfpfl.data.client_names import number_and_name
-from tfpfl.data.cohorts import cohort
 from tfpfl.data.federation import Federation
 from tfpfl.engines.engine import make_engine
 from tfpfl.engines.machines import Machines
@@ -263,13 +262,10 @@ class Training:
             The ids of the clients that come back; of those that leave between the two exchanges of a round; the row.
         """
         population, availability = self.algorithm.population, self.availability
-        if availability.is_perfect:
-            ids = cohort(self.seed, t, population)
-            return ids, ids[:0], {"round": t, "clients": len(ids)}
-        sampled = cohort(self.seed, t, population, availability.present(t, population.client_ids))
-        examples = population.num_examples[np.searchsorted(population.client_ids, sampled)]
-        found = availability.round(self.seed, t, sampled, examples * self.passes)
-        row = {"round": t, "clients": len(found.came), "dropped": len(found.dropped), "late": len(found.late)}
+        found = availability.of_round(self.seed, t, population, population.num_examples * self.passes)
+        row: dict[str, Any] = {"round": t, "clients": len(found.came)}
+        if not availability.is_perfect:
+            row |= {"dropped": len(found.dropped), "late": len(found.late)}
         gone = found.between if self.algorithm.first is not None else found.between[:0]
         return found.came, gone, row | ({"virtual_seconds": found.seconds} if availability.seconds else {})
 
