@@ -31,8 +31,8 @@ from tfpfl.algorithms import get_method
 from tfpfl.algorithms.fedamp import cosines, squared_distances
 from tfpfl.data.cohorts import cohort
 from tfpfl.runs.callbacks import Progress
+from tfpfl.runs.continuing import config_to_continue
 from tfpfl.runs.federations import open_federation
-from tfpfl.runs.folders import config_to_continue
 
 DIRICHLET = {
     "dataset": "cifar10",

@@ -6,15 +6,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
 from pathlib import Path
 
-from tfpfl.checks import one_line, warn_user
 from tfpfl.data import Federation
-from tfpfl.data.manifest import plain_values
 from tfpfl.data.places import is_places
-from tfpfl.runs.checked import file_hash
-from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunConfig, RunError, read_config
+from tfpfl.runs.config import METHOD, METRIC, NETWORK, NETWORK_CODE, RunError
 from tfpfl.runs.locks import InUse, Lock
 
 STATE = "state.sqlite"
@@ -23,73 +19,6 @@ LIVE = "live.sqlite"  # if there is one, the heads are on devices: see `tfpfl.li
 _LOCK = f"{STATE}.lock"  # a creation makes it first: where it is not, all else is the user's own
 _LEFTOVERS = (NETWORK, NETWORK_CODE, f"{NETWORK}.new", METHOD, METRIC.format(name="*"), "config.json.new", _LOCK)
 _WRITTEN = (*_LEFTOVERS, "config.json", f"{STATE}*", "history.csv*", "clients.csv*", "summary.json*", "tensorboard")
-
-
-# Entries that `RunConfig.resolved` replaces or adds: they are compared in another way, or not, as the number of rounds.
-_OF_DATA = ("source", "partition_args", "federation", "federation_hash")
-_OF_NETWORK = ("network", "network_hash", "network_place", "network_beside", "init")
-_RESOLVED = (*_OF_DATA, *_OF_NETWORK, "hyperparameters", "own_method", "own_metrics", "rounds", "versions", "format")
-_COMPLETED = ("schedule", "kind")  # with numbers that were not given
-
-
-def kept_config(folder: str | os.PathLike, asked: RunConfig, federation: Federation | None) -> RunConfig:
-    """The configuration of a run that is continued; a warning says what of it is not as asked for.
-
-    An entry that has its default counts as not asked for.
-
-    Args:
-        folder: the run folder.
-        asked: the configuration that a caller gives.
-        federation: the data that a caller gives, or None.
-    """
-    kept = read_config(folder)
-    found = {name: (getattr(kept, name), getattr(asked, name)) for name in ("algorithm", "seed", "participation")}
-    for name in [each.name for each in fields(RunConfig) if each.name not in (*_RESOLVED, *found)]:
-        if (given := getattr(asked, name)) != getattr(RunConfig, name):
-            own = getattr(kept, name)
-            found[name] = own, own if name in _COMPLETED and str(own).startswith(str(given)) else given
-    for its, given in ((kept.hyperparameters, asked.hyperparameters), (kept.partition_args, asked.partition_args)):
-        found |= {name: (its.get(name), plain_values(value)) for name, value in given.items()}
-    found |= {f"source {name}": (kept.source.get(name), plain_values(v)) for name, v in asked.source.items()}
-    if asked.init not in (None, "keras") and asked.init != kept.init:
-        found["init"] = kept.init, asked.init
-    if asked.network_file is not None and asked.network_file.exists():
-        found["network"] = _of_hash(kept.network_hash), _of_hash(file_hash(asked.network_file))
-    elif asked.network_file is None and asked.network is not None:
-        found["network"] = kept.network, asked.network
-    if federation is not None:
-        found["federation"] = _of_hash(kept.federation_hash), _of_hash(federation.hash)
-    others = [f"{name} is {own} and not {given}" for name, (own, given) in found.items() if own != given]
-    if others:
-        warn_user(
-            f"the run that is continued keeps its own configuration: {one_line(', '.join(others))}. For a run as asked "
-            "take another folder"
-        )
-    return kept
-
-
-def _of_hash(value: str | None) -> str:
-    return f"of hash {str(value)[:8]}"
-
-
-def config_to_continue(asked: RunConfig, folder: str | os.PathLike, federation: Federation) -> RunConfig:
-    """The configuration of the run in `folder`, with as many rounds as it has or as `asked` has, whichever are more.
-
-    Args:
-        asked: the configuration that a caller wants.
-        folder: the run folder.
-        federation: the data of `asked`.
-
-    Raises:
-        RunError: the run has another configuration than `asked`, so that it would give other numbers.
-    """
-    kept = read_config(folder)
-    kept.rounds = max(asked.rounds, kept.rounds)
-    wanted = replace(asked, rounds=kept.rounds).resolved(federation)
-    wanted.versions, wanted.format = kept.versions, kept.format
-    if wanted.run_id != kept.run_id:
-        raise RunError(f"{folder} is a run with another configuration; take another --out")
-    return kept
 
 
 @contextmanager

@@ -41,10 +41,11 @@ from tfpfl.runs.aggregators import check_method, check_objective, factory
 from tfpfl.runs.callbacks import Callback, EarlyStopping, TensorBoard
 from tfpfl.runs.client_model import ClientModel, ClientModels
 from tfpfl.runs.config import RunConfig, RunError, entries, package_versions, read_config
+from tfpfl.runs.continuing import kept_config
 from tfpfl.runs.cost import Passes, Work, first_visit, visit_flops
 from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
-from tfpfl.runs.folders import STATE, check_heads_are_here, kept_config, locked_folder, new_folder
+from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder
 from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_mixed_labels, warn_of_small_rounds
 from tfpfl.runs.privacy import Privacy

@@ -21,9 +21,10 @@ from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.models.modules_beside import sha256_of
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, read_config
+from tfpfl.runs.continuing import config_to_continue
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
-from tfpfl.runs.folders import check_free, config_to_continue
+from tfpfl.runs.folders import check_free
 from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
 from tfpfl.runs.needs import check_needs
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, metrics_of
