@@ -389,7 +389,7 @@ def _result(wanted: Protocol, by_round: dict, named: ScoreName) -> Result:
         *wanted,
         score=over_rounds(lambda rows: _mean(rows, wanted.mean, named)),
         score_ci95=statistics.mean_over_clients(  # a round with one client has no interval, and is left out
-            [_half_interval(rows, wanted.mean, named) for rows in by_round.values()]
+            [half_interval(rows, wanted.mean, named) for rows in by_round.values()]
         ),
         worst_decile=over_rounds(lambda rows: statistics.worst([e.score for e in rows], 0.1, named.direction)),
         loss=over_rounds(lambda rows: _mean(rows, wanted.mean, named, "loss")),
@@ -405,23 +405,34 @@ def _result(wanted: Protocol, by_round: dict, named: ScoreName) -> Result:
 
 
 def _mean(rows: Iterable[Score], mean: str, named: ScoreName, what: str | None = None) -> float:
-    values = [e.score if what is None else e.value(what) for e in rows]
+    values, examples = _values(rows, named, what)
     if mean == "clients":
         return statistics.mean_over_clients(values)
-    examples = [e.num_examples for e in rows]
-    if what not in (None, named.name, "accuracy", "loss"):  # not defined for a client: it is left out, and its examples
-        examples = [n if value == value else 0 for value, n in zip(values, examples, strict=True)]
     if (what or named.name) == "rmse":  # the root comes last: that of all examples' squares
         return math.sqrt(statistics.pooled(np.square(values), examples))
     return statistics.pooled(values, examples)
 
 
-def _half_interval(rows: Iterable[Score], mean: str, named: ScoreName) -> float:
-    """Half the width of Student's 95 % interval over clients of `_mean`'s score."""
-    values, examples = [e.score for e in rows], [e.num_examples for e in rows]
+def _values(rows: Iterable[Score], named: ScoreName, what: str | None) -> tuple[list[float], list[int]]:
+    """(the values of the clients, their numbers of examples; 0 where a metric is not defined for a client)."""
+    rows = list(rows)
+    values = [e.score if what is None else e.value(what) for e in rows]
+    left_out = what not in (None, named.name, "accuracy", "loss")
+    return values, [0 if left_out and value != value else e.num_examples for e, value in zip(rows, values, strict=True)]
+
+
+def half_interval(rows: Iterable[Score], mean: str, named: ScoreName, what: str | None = None) -> float:
+    """Half the width of the 95 % interval over clients of the mean of one round.
+
+    Args:
+        rows: the scores of the round.
+        mean: 'clients' or 'examples', see `Protocol`.
+        named: the score's name.
+        what: None for the score, or a metric that the run measured.
+    """
+    values, examples = _values(rows, named, what)
     if mean == "clients":
         return statistics.ci95(values)
-    if named.name != "rmse":
-        return statistics.pooled_ci95(values, examples)
-    half, root = statistics.pooled_ci95(np.square(values), examples), _mean(rows, mean, named)
-    return half / (2 * root) if root and math.isfinite(half) else half  # the slope of the root
+    if (what or named.name) == "rmse":
+        return statistics.pooled_ci95(np.square(values), examples, np.sqrt)
+    return statistics.pooled_ci95(values, examples)

@@ -27,7 +27,7 @@ from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.folders import check_free
 from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
 from tfpfl.runs.needs import check_needs
-from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, metrics_of
+from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, half_interval, metrics_of
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Record
@@ -348,7 +348,8 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
         if len(measured_by) == len(s.records) == 1:
             ((record, _),) = measured_by
             by_round = record.rows_of(protocol).values()
-            half = statistics.mean_over_clients([statistics.ci95([e.value(name) for e in row]) for row in by_round])
+            halves = [half_interval(row, as_protocol(protocol).mean, s.score, name) for row in by_round]
+            half = statistics.mean_over_clients(halves)
         found |= {name: factor * mean, f"{name} ±": factor * half}
     return found
 
