@@ -54,7 +54,8 @@ def test_a_client_whose_model_diverged_spoils_nobody_elses_sets(a_run, monkeypat
         after, together = calibration(run, alpha=0.2), calibration(run, alpha=0.4, pooled=True)
     for name in ("ece", "nll", "coverage", "set_size"):
         np.testing.assert_array_equal(getattr(after, name)[1:], getattr(before, name)[1:], err_msg=name)
-    assert (after.ece[0], after.nll[0], after.coverage[0]) == (np.inf, np.inf, 0)
+    assert (after.ece[0], after.nll[0], after.coverage[0]) == (np.inf, np.inf, 1)  # all classes are in the set
+    assert together.coverage[0] == together.set_size[0] == 0  # the common threshold is finite
     assert (together.coverage[1:] >= pooled.coverage[1:]).all() and together.set_size[1:].min() > 0
 
 

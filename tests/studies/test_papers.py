@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from helpers.made_records import EVERYBODY, made
+from helpers.made_records import EVERYBODY, ROUNDS, made
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import LOCAL_COPY
 from tfpfl.runs.run import Run
@@ -287,18 +288,24 @@ def test_verdicts():
 
 def test_an_order_is_told_of_equally_many_rounds_only():
     """A rival with a fifth of the rounds is behind whatever the method: such a verdict could hardly fail."""
+    table = TOY._replace(sizes=TOY.sizes | {"full": Size(200, 2)})
     cells = {"digits | pflego": seeds((90.0, 1.0), (90.0, 1.0)), "digits | fedavg": seeds((80.0, 1.0), (99.0, 1.0))}
-    assert [v.held for v in ledgers.verdicts(TOY, cells)][0] == "holds"
+    assert [v.held for v in ledgers.verdicts(table, cells)][0] == "holds"
     short = cells["digits | fedavg"]["seeds"]
     for entry in short.values():
         entry["rounds"] = 40
-    assert ledger_tables.order_lines(TOY, cells) == [
-        "digits: PFLEGO > FedAvg: **open** (2 seeds; not compared: FedAvg (40 of 200 rounds))"
-    ]
+    told = "digits: PFLEGO > FedAvg: **open** (2 seeds; not compared: FedAvg (40 of 200 rounds))"
+    assert ledger_tables.order_lines(table, cells) == [told]
+    short["0"]["stopped"] = "by early stopping"  # the other seed was not run to its end
+    assert ledger_tables.order_lines(table, cells) == [told]
+    short["1"]["stopped"] = "by early stopping"
+    assert ledger_tables.order_lines(table, cells) == ["digits: PFLEGO > FedAvg: **holds** (2 seeds)"]
+    for entry in cells["digits | pflego"]["seeds"].values():
+        entry["rounds"] = 1000  # more than the paper has: its 200 are enough for a rival
     for entry in short.values():
-        entry["stopped"] = "by early stopping"  # it came to its own end
-    assert ledger_tables.order_lines(TOY, cells) == ["digits: PFLEGO > FedAvg: **holds** (2 seeds)"]
-    seconds = TOY._replace(measures="seconds")  # of a round
+        entry |= {"rounds": 200, "stopped": None}
+    assert ledger_tables.order_lines(table, cells) == ["digits: PFLEGO > FedAvg: **holds** (2 seeds)"]
+    seconds = table._replace(measures="seconds")  # of a round
     for found, entries in cells.items():
         for entry in entries["seeds"].values():
             entry |= {"seconds a round": 2.0 if "pflego" in found else 1.0, "stopped": None}
@@ -377,6 +384,7 @@ def test_a_diverged_seed_keeps_its_mark_when_fewer_rounds_are_asked_for(toy, mon
 def test_a_verdict_names_the_methods_that_it_was_told_without():
     """A method that diverged or was not run may have been the best; rounds are those of the seeds that were used."""
     table = TOY._replace(
+        sizes=TOY.sizes | {"full": Size(200, 2)},
         cells=(*TOY.cells[:2], cell("digits", "fedper"), cell("digits", "local")),
         orderings=(Ordering("PFLEGO is best", ("digits",), highest("pflego")),),
     )
@@ -415,7 +423,8 @@ def test_gains_are_computed_when_local_comes_last_and_anew_when_it_changes(monke
         return folder
 
     monkeypatch.setattr(Record, "read", classmethod(lambda cls, folder: runs[folder.name]))
-    ledger = {ledgers.key(cells[method]): {"seeds": {"0": {"rounds": 2}}} for method in ("fedper", "local")}
+    name_of = {method: ledgers.key(cells[method]) for method in ("fedper", "local")}
+    ledger = {name: {"seeds": {"0": {"rounds": ROUNDS, "run": ""}}} for name in name_of.values()}
     entry = ledger[ledgers.key(cells["fedper"])]["seeds"]["0"]
     ledgers.note_gains(ledger, table, column, 0, folder_of)
     assert ledgers.agreement(table, cells["fedper"], ledger[ledgers.key(cells["fedper"])]) == "no Local"
@@ -425,6 +434,11 @@ def test_gains_are_computed_when_local_comes_last_and_anew_when_it_changes(monke
         its, of_local = (runs[name].per_client(when="best_test") for name in ("fedper", "local"))
         gains = [100 * (its[i] - of_local[i]) for i in its]
         assert entry["gain over Local"] == pytest.approx([statistics.mean(gains), statistics.pstdev(gains)])
+    del runs["fedper"]  # on another machine, while Local goes on here
+    shutil.rmtree(tmp_path / "fedper")
+    ledger[name_of["local"]]["seeds"]["0"]["rounds"] += 1
+    ledgers.note_gains(ledger, table, column, 0, folder_of)
+    assert "gain over Local" not in entry
 
 
 def test_two_seeds_do_not_widen_what_counts_as_near_the_best():
@@ -567,7 +581,7 @@ def test_all_tables_at_a_glance(toy, monkeypatch):
             entry |= {"rounds": rounds, "stopped": False, "seconds": 1.0, "command": "", "run": ""}
     *_, whole, small = ledger_tables._overview({"toy": cells, "toy, smoke": cells})[-1].splitlines()
     # PFLEGO agrees (the interval of 90, 90.1, 90.2 lies within a point of 90). FedAvg has fewer rounds: no order.
-    assert whole == "| toy | 2 of 3 | 4-6 | 1-3 | 1 | 0 | 0 | 0 | 0 | 1 | - |"
+    assert whole == "| toy | 2 of 3 | 4-6 | 1-3 | 1 | 0 | 0 | 0 | 0 | 1 | 0 of 0, 1 open |"
     assert small == "| toy, smoke | 2 of 3 | 4-6 | 1-3 | - | - | - | - | - | - | - |"
     assert ledger_tables._overview({}) == []
     cells["digits | fedavg"]["seeds"]["0"]["rounds"] = 6

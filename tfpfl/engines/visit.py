@@ -173,7 +173,7 @@ def check_names(metrics: dict) -> None:
             take its place, and means are divided by the round's 'examples'.
     """
     of_screening = [name for name in screening.METRICS if name in metrics]
-    own = of_screening if len(of_screening) == 1 else []  # screening adds both
+    own = of_screening if len(of_screening) == 1 else []  # screening adds both (a method that has both is not noticed)
     for name in metrics:
         if name in (*OF_THE_ROUND, *own) or HELD_OUT.fullmatch(name):
             known = ", ".join((*OF_THE_ROUND, *screening.METRICS))

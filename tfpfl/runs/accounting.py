@@ -161,9 +161,12 @@ def privacy_of(run: "Run") -> Privacy | None:
     None before round 1, without a private aggregator or noise, and of a method whose clients send nothing.
     """
     config, population, rounds = run.config, run.population, run.store.round_num
+
+    def present() -> list[int]:
+        return [len(run.availability.present(t, population.client_ids)) for t in range(1, rounds + 1)]
+
     if not rounds or config.method.up == "0":
         return None
-    present = [len(run.availability.present(t, population.client_ids)) for t in range(1, rounds + 1)]
     if config.secure_noise is not None:
         method = run.recipe.method(run.model, population)
         codec, drawn = codec_of(method, config.secure_clip or CLIP, config.secure_noise)
@@ -173,9 +176,9 @@ def privacy_of(run: "Run") -> Privacy | None:
         visits = participation.visits(config, history, run.store.evaluations(), run.work_of_clients)
         noise, delta = Noise(drawn.sigma, codec.sensitivity, codec.size), default_delta(population.num_clients)
         drawn_alone = population.sampling.kind == "binomial"
-        deciding = chance_of_deciding(population, present, config.secure_threshold) if drawn_alone else 0.0
+        deciding = chance_of_deciding(population, present(), config.secure_threshold) if drawn_alone else 0.0
         return of_rounds(noise, shares, visits, population.sampling, delta, deciding)
     if config.aggregator not in PRIVATE:
         return None
     multiplier, adaptive = config.aggregator_arguments()["noise"], config.aggregator == "dp_adaptive"
-    return privacy(multiplier, population, rounds, adaptive=adaptive, present=present)
+    return privacy(multiplier, population, rounds, adaptive=adaptive, present=present())

@@ -190,6 +190,9 @@ class Availability:
             population: the clients and their sampling.
             work: float [I], for all of them; see `median_seconds`.
         """
+        if self.is_perfect:
+            came = cohort(seed, round_num, population)
+            return Arrivals(came, came[:0], came[:0], 0.0, came[:0])
         sampled = cohort(seed, round_num, population, self.present(round_num, population.client_ids))
         return self.round(seed, round_num, sampled, work[np.searchsorted(population.client_ids, sampled)])
 

@@ -135,7 +135,8 @@ def _asks_all(population: Population) -> bool:
 
 def no_clients(population: Population, chance: float) -> str:
     """What is said where `chance_of_no_clients` is not small."""
-    other = "fixed sampling of a part of them" if _asks_all(population) else "a larger participation, or fixed sampling"
+    all_asked = _asks_all(population) or population.sampling.rate == 1
+    other = "fixed sampling of a part of them" if all_asked else "a larger participation, or fixed sampling"
     return (
         f": a round without clients adds no noise, which everyone sees, and the chance of one is up to {chance:.2g}. "
         f"Take more clients, or {other}"

@@ -107,7 +107,7 @@ def calibration(run, alpha: float = 0.1, pooled: bool = False) -> Calibration:
     found = np.full((4, len(ids)), math.nan)
     for i, (labels, z) in enumerate(parts["test"]):
         if len(labels):
-            inside = nonconformity(None, z) <= (one if pooled else threshold(scores[i], alpha))
+            inside = or_worst(nonconformity(None, z)) <= (one if pooled else threshold(scores[i], alpha))
             found[:2, i] = or_worst([ece(labels, z), nll(labels, z)])  # NaN would say that there are no examples
             found[2:, i] = inside[np.arange(len(z)), labels].mean(), inside.sum(1).mean()
     return Calibration(np.array(ids), found[0], found[1], found[2], found[3], aim=1 - alpha)

@@ -244,7 +244,7 @@ def _runs_of(cells, seed, rounds, out, late, callbacks, allow_download) -> dict:
 def _measure(name, picture, seed, out, scale, without, path, command, tell) -> None:
     """Measures a figure from its finished runs, writes its data to a file, and adds its numbers to the ledger."""
     folders = {ledgers.key(cell): run_folder(out, cell, seed) for cell in picture.cells}
-    runs = {cell: folder for cell, folder in folders.items() if (folder / "summary.json").exists()}
+    runs = {cell: folder for cell, folder in folders.items() if ledgers.finished(folder) is not None}
     datasets = {ledgers.key(cell): cell.config["dataset"] for cell in picture.cells}
     told = {  # the message about a missing data set names a folder of this machine
         cell: f"the data set {datasets[cell]} is not here" if isinstance(error, FileNotFoundError) else str(error)

@@ -238,6 +238,7 @@ def note_gains(ledger: dict, experiment: Experiment, column: str, seed: int, fol
             gains = 100 * statistics.gains(*paired([record], [local], protocol("pgfed")))
             its[GAIN] = [statistics.mean_over_clients(gains), statistics.std(gains)]
             its[COMPARED] = identity(local)
+    _forget_gains(ledger)
 
 
 def identity(record: Record) -> list:
@@ -247,7 +248,7 @@ def identity(record: Record) -> list:
 
 def is_with(compared: list | None, entry: dict | None) -> bool:
     """Whether a seed was compared with the run that now has this entry; entries of older versions do not say."""
-    return compared is None or (entry is not None and compared == [entry["run"], entry["rounds"]])
+    return compared is None or (entry is not None and compared == [entry.get("run"), entry["rounds"]])
 
 
 def comparable(cell: dict | None) -> dict[str, dict]:
@@ -366,11 +367,12 @@ class Verdict(NamedTuple):
 
     text: str  # the order in words
     column: str
-    held: str  # 'holds', 'fails', or 'open': a value is missing
+    held: str  # 'holds', 'fails', or 'open': it cannot be told
     seeds: tuple[str, ...] = ()  # from which it is told: those that all compared methods have
     methods: tuple[str, ...] = ()  # that it is about; (): all of the column
     missing: tuple[str, ...] = ()  # of these, those without a value
     shorter: tuple[str, ...] = ()  # 'FedRep (38 of 200 rounds)': of these, those that are not compared for that
+    why: str = ""  # it is open, if nothing is missing or shorter
 
 
 def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
@@ -406,7 +408,9 @@ def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
             )
             held = None if short else ordering.holds(values, (*missing, *shorter))
             told = "open" if held is None else "holds" if held else "fails"
-            its = (tuple(sorted(common)), ordering.methods, tuple(missing), tuple(shorter.values()))
+            near = f"behind, with an interval wider than {BOUND:g} point"
+            why = "" if held is not None or missing or shorter else "not all of the paper's rounds" if short else near
+            its = (tuple(sorted(common)), ordering.methods, tuple(missing), tuple(shorter.values()), why)
             found.append(Verdict(ordering.text, column, told, *its))
     return found
 
@@ -416,11 +420,11 @@ def _shorter(experiment: Experiment, there: dict[str, tuple[Cell, dict]]) -> dic
     if experiment.measures not in ("accuracy", GAIN):  # seconds of a round do not depend on how many there are
         return {}
     rounds = {
-        name: max(entry["rounds"] for entry in its.values())
+        name: max(going)
         for name, (_, its) in there.items()
-        if not any(entry.get("stopped") for entry in its.values())
+        if (going := [entry["rounds"] for entry in its.values() if not entry.get("stopped")])
     }
-    most = max(rounds.values(), default=0)
+    most = min(max(rounds.values(), default=0), experiment.sizes["full"].rounds)
     cells = {name: there[name][0] for name, its in rounds.items() if its < most}
     return {n: f"{method_title(c.method, c.label)} ({rounds[n]} of {most} rounds)" for n, c in cells.items()}
 

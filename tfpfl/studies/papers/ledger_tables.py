@@ -153,10 +153,11 @@ def _overview(ledger: dict) -> list[str]:
             told = [str(counts[word]) if compared else "-" for word in _AGREEMENTS]
             orders = Counter() if scale else Counter(verdict.held for verdict in verdicts(experiment, cells))
             decided = orders["holds"] + orders["fails"]
+            open_ = f", {n} open" if (n := _open(experiment, cells)) and not scale else ""
             seen = [comparable(cell) for cell in cells.values()]
             rounds = [entry["rounds"] for seeds in seen for entry in seeds.values()]
             amounts = [f"{len(done)} of {len(rows)}", _range(rounds), _range([len(seeds) for seeds in seen if seeds])]
-            held = f"{orders['holds']} of {decided}" if decided else "-"
+            held = f"{orders['holds']} of {decided}{open_}" if decided or open_ else "-"
             lines.append(f"| {' | '.join([part, *amounts, *told, held])} |")
     if not lines:
         return []
@@ -166,6 +167,11 @@ def _overview(ledger: dict) -> list[str]:
         "All tables at a glance. A part called laptop is smaller than the paper's, and is not compared with it.",
         "\n".join([head, *lines]),
     ]
+
+
+def _open(experiment: Experiment, cells: dict) -> int:
+    """The number of orders that cannot be told, though some of their methods were run with a common seed."""
+    return sum(verdict.held == "open" and bool(verdict.seeds) for verdict in verdicts(experiment, cells))
 
 
 def _range(numbers: Sequence[int]) -> str:
@@ -225,11 +231,12 @@ def order_lines(experiment: Experiment, cells: dict, strong: str = "**") -> list
     One that is open has a line if some of its methods were run with a common seed.
     """
     found = []
-    for order, column, held, seeds, _, missing, shorter in verdicts(experiment, cells):
+    for order, column, held, seeds, _, missing, shorter, why in verdicts(experiment, cells):
         if seeds:
             told = [f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed; another may give another order"]
             told += [f"not compared: {_listed(shorter)}"] if shorter else []
             told += [f"without {_listed(missing)}"] if missing else []
+            told += [why] if why else []
             found.append(f"{column}: {order}: {strong}{held}{strong} ({'; '.join(told)})")
     return found
 
@@ -269,9 +276,9 @@ our interval over seeds with the paper's value ± a bound, which is the number a
 *agrees*: the interval lies within the bound; *above*, *below*: it lies outside; *unclear*: it crosses the bound, so
 more seeds are needed; *one seed*: there is no interval over seeds, so nothing is claimed; *fewer rounds*: nor where
 runs have not all of the paper's rounds: read orders there, not decimals. An order *holds* or *fails* by methods with
-equally many rounds. It is *open* if that cannot be told: a method is missing or has fewer rounds than another, or the
-method that should be the best or near it is behind, with an interval of more than 1 point. *seconds* are those of all
-rounds' work, on a shared machine. [All cells](cells.md) lists what is run for every cell."""
+equally many rounds. It is *open* if that cannot be told: a method is missing or has fewer rounds than another or than
+the paper, or the method that should be the best or near it is behind, with an interval of more than 1 point. *seconds*
+are those of all rounds' work, on a shared machine. [All cells](cells.md) lists what is run for every cell."""
 
 
 def _exceptions(experiment: Experiment) -> str:
