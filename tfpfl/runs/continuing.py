@@ -18,9 +18,10 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.own_metrics import REGISTERED
 
 # What `RunConfig.resolved` replaces, adds or writes in another way. The number of rounds may be another one.
-_RESOLVED = ("source", "partition_args", "federation", "federation_hash", "init", "kind", "metrics", "monitor")
-_RESOLVED += ("network", "network_hash", "network_place", "network_beside", "network_weights", "own_method")
-_RESOLVED += ("hyperparameters", "own_metrics", "schedule", "rounds", "versions", "format")
+_OF_DATA = ("source", "partition_args", "federation", "federation_hash", "kind")
+_OF_NETWORK = ("network", "network_hash", "network_place", "network_beside", "network_weights", "init")
+_OF_METHOD = ("own_method", "hyperparameters", "schedule", "own_metrics", "metrics", "monitor")
+_RESOLVED = (*_OF_DATA, *_OF_NETWORK, *_OF_METHOD, "rounds", "versions", "format")
 
 
 def kept_config(folder: str | os.PathLike, asked: RunConfig, federation: Federation | None) -> RunConfig:
@@ -85,7 +86,7 @@ def _files(kept: RunConfig, asked: RunConfig) -> Pairs:
         yield "network", _hash(kept.network_hash), _hash(file_hash(file))
         yield "the network's function", kept.network_function, asked.network_function
     if kept.own_method is not None and asked.own_method is not None:
-        yield "method", *(_hash(sha256_of(each)) for each in (kept.own_method, asked.own_method))
+        yield "method", _hash(sha256_of(kept.own_method)), _hash(sha256_of(asked.own_method))
     for name, given in asked.own_metrics.items():
         if given["kind"] != REGISTERED and (own := kept.own_metrics.get(name)) is not None:
             yield f"metric {name}", _hash(sha256_of(own)), _hash(sha256_of(given))
