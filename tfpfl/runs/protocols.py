@@ -125,8 +125,8 @@ class Result(NamedTuple):
     when: str
     split: str
     score: float  # that of the run's kind, such as the accuracy, in [0, 1]
-    # Half the width of Student's 95 % interval over clients, averaged over the rounds. Those with one client have none;
-    # NaN if no round has one.
+    # Half the width of the 95 % interval over clients, see `half_interval`, averaged over the rounds. Those with one
+    # client have none; NaN if no round has one.
     score_ci95: float
     worst_decile: float  # mean score of the worst tenth of the clients
     loss: float  # mean loss
