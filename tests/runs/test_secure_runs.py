@@ -1,5 +1,6 @@
 """`tfpfl run --secure`: what it refuses, rounds with too few clients, its epsilon, and that it changes nothing else."""
 
+import math
 import shlex
 
 import numpy as np
@@ -144,16 +145,17 @@ def test_a_noisy_run_says_its_epsilon(six_clients, tmp_path):
     """From the clients of every round, drawn here once more, and from the numbers of the codec, written down here."""
     pytest.importorskip("dp_accounting")
     how = {"algorithm": "fedavg", "hyperparameters": {"weighting": "uniform"}, "labels": "global", "rounds": 8}
-    run = small_runs.train(tmp_path / "run", six_clients, participation=0.8, sampling="binomial", **how, **NOISY)
+    run = small_runs.train(tmp_path / "run", six_clients, participation=0.95, sampling="binomial", **how, **NOISY)
     found = Record.read(run.folder).summary["privacy"]
     came = [cohort(0, t, run.population) for t in range(1, 9)]
     shares = [len(ids) if len(ids) >= quorum(len(ids)) else 0 for ids in came]
     visits = {i: [t for t in range(8) if shares[t] and i in came[t]] for i in range(6)}
     size = sum(int(np.size(w)) for part in run.algorithm.init_server() for w in part)
     room = (2**31 - 1) // 6 - 1
-    exponent = int(np.floor(np.log2(room / (0.5 * (1 + 12 * 1.5 / np.sqrt(5))))))
+    exponent = int(np.floor(np.log2(room / (0.5 * (1 + 12 * 1.5 / np.sqrt(6))))))
     sensitivity = 0.5 * 2.0**exponent + np.sqrt(size)
-    noise = accounting.Noise(np.ceil(1.5 * sensitivity / np.sqrt(5)), sensitivity, size)
+    noise = accounting.Noise(np.ceil(1.5 * sensitivity / np.sqrt(6)), sensitivity, size)
     expected = max(accounting.of_member(noise, [shares[t] for t in some], 6**-1.1) for some in visits.values())
     assert found["epsilon"] == pytest.approx(expected, rel=1e-9) and found["delta"] == pytest.approx(6**-1.1)
-    assert found["released"] == pytest.approx(accounting.released(noise, 0.8, shares, 6**-1.1), rel=1e-9)
+    few = 8 * sum(math.comb(5, m) * 0.95**m * 0.05 ** (5 - m) for m in range(3))  # two others, or less, beside a client
+    assert found["released"] == pytest.approx(accounting.released(noise, 0.95, shares, 6**-1.1 - few), rel=1e-9)
