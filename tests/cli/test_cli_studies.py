@@ -64,6 +64,7 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
         (["--algorithms", "pflegs"], "unknown algorithm 'pflegs'; did you mean 'pflego'"),
         (["--algorithms", "local", "--set", "pflego.tau=5"], "write ALGORITHM.NAME=VALUE, such as"),
         (["--algorithms", "pflego", "--set", "pflego.taus=5"], "did you mean 'tau'"),
+        (["--algorithms", "pflego", "--set", "pflego.tau=5", "--set", "pflego.tau=6"], "pflego.tau is there twice"),
         (["--algorithms", "pflego", "--seeds", "a"], "--seeds takes numbers with commas between, found 'a'"),
         (["--algorithms", "pflego", "--plot", "curves.docx"], "curves.docx cannot be drawn: a picture is written as ."),
         (["--algorithms", "pflego", "--write", "table.html"], "a table is written as .csv, .md, .tex"),

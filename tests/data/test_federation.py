@@ -644,3 +644,28 @@ def test_large_examples_are_said_as_large_columns_of_a_table_are(tmp_path):
             Federation.from_clients([(x, y)], out=tmp_path / f"g{place}")
         Federation.from_clients([(pixels, y)], scale=1, out=tmp_path / "meant")
         Federation.from_clients([((pixels > 99).astype(np.uint8), y)], scale=1, out=tmp_path / "meant mask")
+
+
+@pytest.mark.parametrize("batches", [3, 4, 8])
+@pytest.mark.parametrize("targets", [None, "real"])
+def test_a_client_data_in_batches_is_refused(tmp_path, batches, targets):
+    """With targets, each batch had become one example, without a word."""
+    data = client_data("a", "b")
+    plain = data.create_tf_dataset_for_client
+    data.create_tf_dataset_for_client = lambda name: plain(name).batch(batches)
+    with pytest.raises(InvalidArgument, match=r"client 'a': every element .* these are batches .* dataset.unbatch\(\)"):
+        Federation.from_clients(data, out=tmp_path / "f", targets=targets)
+    data.create_tf_dataset_for_client = lambda name: plain(name).batch(batches).unbatch()
+    if targets is None:
+        assert Federation.from_clients(data, out=tmp_path / "f").num_clients == 2
+
+
+def test_test_examples_that_are_the_training_examples_are_said(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(2, 8, 3)), np.arange(8) % 2
+    same = {"a": {"train": (x[0], y), "test": (x[0], y)}, "b": {"train": (x[0], y), "test": (x[1], y)}}
+    with pytest.warns(TfpflWarning, match="the test examples of 1 clients, such as 'a', are their training examples"):
+        Federation.from_clients(same, out=tmp_path / "f")
+    del same["a"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TfpflWarning)
+        Federation.from_clients(same, out=tmp_path / "g")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tfpfl.runs.files import write_keras, write_whole
+from tfpfl.checks import InvalidArgument
+from tfpfl.runs.files import check_place, write_keras, write_whole
 
 ROOT = Path(__file__).parents[2]
 FILES = [f for package in ("tfpfl", "tflite_export") for f in sorted((ROOT / package).rglob("*.py"))]
@@ -90,3 +91,24 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old_one(tmp_path, mo
     write_whole(path, "the new one")
     file = path.stat().st_ino, len("the new one")
     assert calls == [("fsync", *file), ("replace", *file)] and path.read_text(encoding="utf-8") == "the new one"
+
+
+def test_a_result_takes_the_place_of_its_like_only(tmp_path):
+    """A table or a page had overwritten the user's own data, and files of a run."""
+    own, ours = tmp_path / "data.csv", tmp_path / "table.csv"
+    own.write_text("hospital,age,diagnosis\nA,30,ill\n")
+    ours.write_text("algorithm,seeds\nPFLEGO,1\n")
+    (tmp_path / "empty.csv").touch()
+    for place in (ours, tmp_path / "empty.csv", tmp_path / "new.csv"):
+        check_place(place, ("algorithm,",))
+    with pytest.raises(InvalidArgument, match="data.csv exists, and begins in another way"):
+        check_place(own, ("algorithm,",))
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("state.sqlite", "config.json", "history.csv", "network.keras", "table.csv", "curves.png"):
+        (run / name).touch()
+    for name in ("state.sqlite", "config.json", "history.csv", "network.keras"):
+        with pytest.raises(InvalidArgument, match="is a file of the run or federation in this folder"):
+            check_place(run / name)
+    for name in ("table.csv", "curves.png", "new.csv"):
+        check_place(run / name, ("algorithm,",))

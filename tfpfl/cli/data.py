@@ -103,7 +103,8 @@ def partition(
     from tfpfl.studies import plots
     from tfpfl.studies.tables import text
 
-    picture = out.with_name(out.name + "-classes.png")
+    beside = out if out.name else out.resolve()  # "." has no name
+    picture = beside.with_name(beside.name + "-classes.png")
     if picture.is_dir():  # said before the federation is there, which is not written twice
         raise click.UsageError(f"the picture of the classes goes to {picture}, which is a folder: take another OUT")
     seed = seed if kw["data_seed"] is None else kw["data_seed"]

@@ -118,7 +118,7 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
     if over and not plot:
         raise click.UsageError("--over says what --plot draws over: give --plot FILE, too")
     if write:
-        check_place(write)
+        check_place(write, ("# Reproduction",))
     console, ledger = Console(), ledger or out / "ledger.json"
     own = None
     for other in add:

@@ -266,7 +266,7 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
         allow_code_of(*runs)
     done = []
     if csv_file:
-        check_place(csv_file)
+        check_place(csv_file, ("run,protocol,",))
     new_clients.check_same_clients(runs)
     for folder in runs:
         with Run.open(folder, engine="local") as run:

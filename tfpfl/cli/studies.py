@@ -123,7 +123,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         if path.suffix[1:] not in (*comparing.FORMATS, "tex"):
             endings = ", .".join((*comparing.FORMATS, "tex"))
             raise click.UsageError(f"--write {path}: a table is written as .{endings}; found {path.suffix or 'none'}")
-        check_place(path)
+        check_place(path, ("algorithm,", "| algorithm", "\\begin{tabular}"))
     names = algorithms.split(",") if algorithms else []
     if not folders and not names:
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
@@ -144,6 +144,8 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
                 f"--algorithms, here {there}"
             )
         check_names(method_named(algorithm), None, {what: value})
+        if what in hyper[algorithm]:
+            raise click.UsageError(f"--set {algorithm}.{what} is there twice: a run has one value. Leave one out")
         hyper[algorithm][what] = value_of(value)
     common = {name: kw[name] for name in RUN_NAMES} | data_arguments(kw)
     try:

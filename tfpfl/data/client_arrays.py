@@ -57,6 +57,7 @@ def write_clients(
         if not 0 <= fraction < 1:
             raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
     data = client_arrays(clients, test, targets)
+    _say_same_parts(data)
     names = names_of(data)
     xs, ys, rows = rows_of_clients(data)
     y, wanted = np.concatenate(ys), None
@@ -173,6 +174,27 @@ def client_arrays(
     return found
 
 
+def _say_same_parts(data: Mapping[Any, Mapping[str, tuple[Any, np.ndarray]]]) -> None:
+    """Warns of clients that are scored on the very examples on which they train."""
+
+    def equal(one: tuple[Any, np.ndarray], other: tuple[Any, np.ndarray]) -> bool:
+        arrays = [[*split(x), y] for x, y in (one, other)]
+        return bool(len(one[1])) and all(np.array_equal(a, b) for a, b in zip(*arrays, strict=True))
+
+    same = [
+        (client, part)
+        for client, parts in data.items()
+        for part in ("validation", "test")
+        if part in parts and equal(parts["train"], parts[part])
+    ]
+    if same:
+        warn_user(
+            f"the {same[0][1]} examples of {len({client for client, _ in same})} clients, such as {same[0][0]!r}, are "
+            "their training examples: their scores say nothing about new data. Give other examples, or leave this part "
+            "out and it is set aside (validation, test_fraction)"
+        )
+
+
 def _checked_part(
     client: Any, part: str, x: Any, y: np.ndarray, several: bool, targets: str | None
 ) -> tuple[Any, np.ndarray]:
@@ -217,12 +239,26 @@ def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[Any
         ys.append(element[1])
     if not xs:
         raise InvalidArgument(f"client {client!r} has no examples")
+    if _are_batches(dataset.element_spec, xs[0], ys[0], targets):
+        raise InvalidArgument(
+            f"client {client!r}: every element of its dataset must be one example and its label, and these are batches "
+            "of examples. Leave out batch(), or undo it with preprocess(lambda dataset: dataset.unbatch())"
+        )
     what = f"client {client!r}:"
     y = _checked_y(np.stack(ys), targets, what)
     if not isinstance(xs[0], Mapping | tuple):
         return as_examples(np.stack(xs), what), y
     stacked = joined([np.stack(parts) for parts in zip(*map(split, xs), strict=True)], xs[0])
     return checked_examples(stacked, what, as_examples), y
+
+
+def _are_batches(spec: Any, x: Any, y: Any, targets: str | None) -> bool:
+    """Whether the elements of a dataset are batches: of an unknown number of labels, or of as many as examples."""
+    label = spec[1] if isinstance(spec, tuple) else next((spec[k] for k in ("label", "labels", "y") if k in spec), None)
+    shape = getattr(label, "shape", None)
+    if shape is None or not shape.rank:  # a label is one number or text
+        return False
+    return shape[0] is None or (targets is None and np.ndim(x) > 0 and len(x) == len(y))
 
 
 def names_of(data: dict) -> list[str]:

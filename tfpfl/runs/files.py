@@ -52,11 +52,21 @@ def replaced(path: Path) -> Iterator[Path]:
         raise
 
 
-def check_place(path: Path) -> None:
-    """Checks, before the work whose result it will hold, that a file can be written.
+_OF_A_FOLDER = ("config.json", "manifest.json", "summary.json", "history.csv", "clients.csv", "live.sqlite")
+_ENDINGS = (".npy", ".npz", ".keras", ".py", ".bin")
+
+
+def check_place(path: Path, begins: Sequence[str] = ()) -> None:
+    """Checks, before the work whose result it will hold, that a file can be written and holds nothing else.
+
+    Args:
+        path: the file.
+        begins: how what is written begins, in one of these ways. A file that is there and begins in another way was
+            not written by the same command; (): it may have any content.
 
     Raises:
-        InvalidArgument: it is a folder, its folder does not exist, or this user must not write there.
+        InvalidArgument: it is a folder, its folder does not exist, or this user must not write there; it is a file of a
+            run or a federation; or it begins in another way.
     """
     if path.is_dir():
         raise InvalidArgument(f"{path} cannot be written: it is a folder. Name a file")
@@ -66,6 +76,17 @@ def check_place(path: Path) -> None:
         )
     if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
         raise InvalidArgument(f"{path} cannot be written: this user must not write into {path.parent}")
+    if not path.is_file():
+        return
+    if any((path.parent / name).is_file() for name in ("state.sqlite", "manifest.json")) and (
+        path.name in _OF_A_FOLDER or path.name.startswith("state.sqlite") or path.suffix in _ENDINGS
+    ):
+        raise InvalidArgument(f"{path} is a file of the run or federation in this folder: name another file")
+    if begins and (found := path.read_bytes()[:200]) and not found.decode(errors="replace").startswith(tuple(begins)):
+        raise InvalidArgument(
+            f"{path} exists, and begins in another way than what is to be written, so it may be your own data: name "
+            "another file, or remove this one first"
+        )
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
