@@ -30,6 +30,11 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
     started = config.federation_hash is not None  # then this is the configuration of a run that exists
     if config.federation is not None and (not started or Path(config.federation).exists()):
         federation = Federation.load(config.federation)
+    elif started and config.partition not in PARTITIONERS:
+        raise RunError(
+            f"the run's federation {config.federation} is missing. It was made of your own data, {config.dataset!r}, "
+            "and cannot be built anew: put the folder back there"
+        )
     else:
         try:
             federation = _cached_federation(config, allow_download)
