@@ -348,7 +348,7 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
         if len(measured_by) == len(s.records) == 1:
             ((record, _),) = measured_by
             by_round = record.rows_of(protocol).values()
-            halves = [half_interval(row, as_protocol(protocol).mean, s.score, name) for row in by_round]
+            halves = [half_interval(row, protocol.mean, s.score, name) for row in by_round]
             half = statistics.mean_over_clients(halves)
         found |= {name: factor * mean, f"{name} ±": factor * half}
     return found

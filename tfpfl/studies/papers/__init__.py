@@ -244,7 +244,8 @@ def _runs_of(cells, seed, rounds, out, late, callbacks, allow_download) -> dict:
 def _measure(name, picture, seed, out, scale, without, path, command, tell) -> None:
     """Measures a figure from its finished runs, writes its data to a file, and adds its numbers to the ledger."""
     folders = {ledgers.key(cell): run_folder(out, cell, seed) for cell in picture.cells}
-    runs = {cell: folder for cell, folder in folders.items() if ledgers.finished(folder) is not None}
+    records = {cell: record for cell, folder in folders.items() if (record := ledgers.finished(folder)) is not None}
+    runs = {cell: folders[cell] for cell in records}
     datasets = {ledgers.key(cell): cell.config["dataset"] for cell in picture.cells}
     told = {  # the message about a missing data set names a folder of this machine
         cell: f"the data set {datasets[cell]} is not here" if isinstance(error, FileNotFoundError) else str(error)
@@ -263,7 +264,6 @@ def _measure(name, picture, seed, out, scale, without, path, command, tell) -> N
     )
     entry["numbers"] = picture.numbers(data)
     _write(kept, data)
-    records = {cell: Record.read(folder) for cell, folder in runs.items()}
     entry["rounds"] = {cell: record.rounds for cell, record in records.items()}
     entry["runs"] = {cell: record.summary.get("run_id", "")[:12] for cell, record in records.items()}
     with ledgers.changed(path) as ledger:

@@ -151,9 +151,10 @@ def _overview(ledger: dict) -> list[str]:
             counts = Counter(row["agreement"] for row in done)
             compared = any(counts[word] for word in _AGREEMENTS)
             told = [str(counts[word]) if compared else "-" for word in _AGREEMENTS]
-            orders = Counter() if scale else Counter(verdict.held for verdict in verdicts(experiment, cells))
+            told_orders = [] if scale else [v for v in verdicts(experiment, cells) if v.held != "open" or v.seeds]
+            orders = Counter(verdict.held for verdict in told_orders)
             decided = orders["holds"] + orders["fails"]
-            open_ = f", {n} open" if (n := _open(experiment, cells)) and not scale else ""
+            open_ = f", {orders['open']} open" if orders["open"] else ""
             seen = [comparable(cell) for cell in cells.values()]
             rounds = [entry["rounds"] for seeds in seen for entry in seeds.values()]
             amounts = [f"{len(done)} of {len(rows)}", _range(rounds), _range([len(seeds) for seeds in seen if seeds])]
@@ -167,11 +168,6 @@ def _overview(ledger: dict) -> list[str]:
         "All tables at a glance. A part called laptop is smaller than the paper's, and is not compared with it.",
         "\n".join([head, *lines]),
     ]
-
-
-def _open(experiment: Experiment, cells: dict) -> int:
-    """The number of orders that cannot be told, though some of their methods were run with a common seed."""
-    return sum(verdict.held == "open" and bool(verdict.seeds) for verdict in verdicts(experiment, cells))
 
 
 def _range(numbers: Sequence[int]) -> str:
