@@ -144,7 +144,18 @@ def nan(x):
         ({"a": (X, Y), "b": (X[0, 0], Y)}, r"client 'b': train must be arrays .* found shapes \(\) and \(8,\)"),
         ({"a": (X, Y), "b": (X, Y[0])}, r"client 'b': train must be arrays .* found shapes \(8, 4\) and \(\)"),
         ({"a": (X, Y), "b": ([[1, 2], [3]], Y[:2])}, "client 'b': train examples cannot be made an array"),
-        ({"a": (X, Y), "b": (X + 1e300, Y)}, "client 'b': train examples must be finite: 8 are not"),
+        (
+            {"a": ([np.ones((4, 3)), np.ones((4, 4)), np.ones((4, 3))], Y[:3])},
+            r"they have different shapes, \[4, 3\] \(number 0\) and \[4, 4\] \(number 1\). Give all of them one shape",
+        ),
+        (
+            {"a": (X, Y), "b": ([[1, 2, 3], [4, 5]], Y[:2])},
+            r"shapes, \[3\] \(number 0\) and \[2\] .*pad lists of tokens",
+        ),
+        (
+            {"a": (X, Y), "b": (X + 1e300, Y)},
+            r"examples must be finite as float32, whose largest number is .*: 8 are not",
+        ),
         ({b"a": (X, Y), "a": (X, Y)}, "the clients b'a' and 'a' would have one name, 'a': give them different ids"),
         ({1: (X, Y), "1": (X, Y)}, "the clients 1 and '1' would have one name, '1': give them different ids"),
         ({"a": (X, Y), "b": (X, Y + 2_000_000_000)}, "labels go up to 2000000001, which would make .* at most 1000000"),

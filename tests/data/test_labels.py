@@ -124,6 +124,17 @@ def test_names_that_differ_only_in_spaces_are_said(tmp_path):
         Federation.from_clients({name: (X, np.arange(12) % 2) for name in ("ann", " ann")}, out=tmp_path / "f")
 
 
+def test_names_that_differ_only_in_capitals_are_said(tmp_path):
+    """But for single letters: handwriting has classes 'a' and 'A'."""
+    with pytest.warns(
+        TfpflWarning, match="the classes 'Yes' and 'yes' differ only in capitals: they are taken for two"
+    ):
+        Source.from_arrays(X, np.array(["yes", "no", "Yes"] * 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Source.from_arrays(X, np.array(["a", "A", "b"] * 4))
+
+
 def test_a_test_class_that_the_client_lacks_in_training_is_said(tmp_path):
     ann = {"train": (X, np.zeros(12, int)), "test": (X[:5], np.array([0, 1, 1, 2, 0]))}
     bob = {"train": (X, np.arange(12) % 2), "test": (X[:2], np.array([0, 1]))}

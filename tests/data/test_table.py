@@ -170,6 +170,11 @@ def test_the_column_of_the_split_is_followed(tmp_path):
         ),
         ({"mass": [70.0, np.nan] * 12}, {}, "column 'mass' has 12 missing values, the first in row 2"),
         ({"mass": [np.inf] + [1.0] * 23}, {}, "column 'mass' has inf in row 1: features must be finite"),
+        (
+            {"mass": [70.0] * 22 + [-1e40, 1e39]},
+            {},
+            r"column 'mass' has -1e\+40 in row 23: features are at most 1e\+15, because float32 overflows. Take",
+        ),
         ({"user": ["a", None] * 12}, {}, "column 'user' has 12 missing values, the first in row 2"),
         ({"state": ["a", ""] * 12}, {}, "column 'state' has 12 missing values, the first in row 2"),
         ({"state": ["a", " \t"] * 12}, {}, "column 'state' has 12 missing values, the first in row 2"),
@@ -251,6 +256,12 @@ def test_what_is_odd_is_said(tmp_path):
         told = f"the {what} ' {name}' and '{name}' differ only in spaces: they are taken for two"
         with pytest.warns(TfpflWarning, match=told):
             Federation.from_table(table, **WHO, out=tmp_path / column)
+    capitals = rows() | {"user": [name.upper() if i < 12 else name for i, name in enumerate(rows()["user"])]}
+    pairs = len(set(capitals["user"][:12]) & {name.upper() for name in capitals["user"][12:]})
+    assert pairs > 1
+    told = f"the clients 'ZOË' and 'Zoë' differ only in capitals, and {pairs - 1} more pairs: they are taken"
+    with pytest.warns(TfpflWarning, match=told):
+        Federation.from_table(capitals, **WHO, out=tmp_path / "capitals")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Federation.from_table(rows(), **WHO, out=tmp_path / "h")

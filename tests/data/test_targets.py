@@ -275,8 +275,20 @@ def test_targets_that_float32_rounds_to_few_numbers_are_said(tmp_path):
     assert len(told) == 1 and re.search(said, str(told[0].message))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "targets are large numbers", TfpflWarning)
         for place, y in enumerate([hours * 1e9 + 0.3, np.full(12, 0.1), hours - 2000]):
             Federation.from_clients([(X, y)], targets="real", out=tmp_path / f"fine {place}")
+
+
+def test_large_targets_are_said(tmp_path):
+    """A house's price in dollars sends the backbone's first step far away. A logarithm is linked to counts."""
+    y = np.stack([np.linspace(2e5, 4e5, 12), np.linspace(-99, 99, 12)], 1)
+    told = r"targets are large numbers, with their root mean square: price \(3.06e\+05\). The gradient"
+    with pytest.warns(TfpflWarning, match=told):
+        Federation.from_clients([(X, y)], targets="real", class_names=["price", "age"], out=tmp_path / "f")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Federation.from_clients([(X, y[:, :1])], targets="count", out=tmp_path / "counts")
 
 
 def test_targets_at_the_command_line(tmp_path):

@@ -29,6 +29,11 @@ def test_wrong_arguments_are_told_in_one_line(main, arguments, said, capsys):
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_more_threads_than_any_device_has_are_refused_before_a_process_starts():
+    with pytest.raises(InvalidInput, match="an interpreter takes 1 to 256 threads, found 1, 99999"):
+        bench.bench("no bundle", threads=(1, 99999))
+
+
 def test_memory_is_in_millions_of_bytes():
     assert bench._grown(1_000, 1_000 + 78_125) == 80  # of KiB
     assert bench._grown(1_000, 900) == 0 and bench._grown(None, 900) is None

@@ -212,6 +212,25 @@ def test_a_backbone_that_ends_in_probabilities_is_warned_of(last, said):
     assert messages == [] if said is None else f"the backbone ends in a {said}: its 5 features are then" in messages[0]
 
 
+def test_a_name_is_no_backbone():
+    with pytest.raises(
+        InvalidArgument, match=r"is a Keras model, found 'mlp200'. A network of tfpfl is made by .*build"
+    ):
+        SplitModel("mlp200")
+
+
+def ending_in(*last):
+    return SplitModel(keras.Sequential([keras.Input((3,)), keras.layers.Dense(5, "relu"), *last]))
+
+
+def test_whether_a_backbone_ends_in_a_layer_without_activation():
+    dense = keras.layers.Dense
+    assert ending_in(dense(4)).ends_linear and ending_in(dense(4, use_bias=False)).ends_linear
+    assert ending_in(keras.layers.Reshape((5, 1)), keras.layers.Flatten(), dense(4)).ends_linear
+    for other in ((), (dense(4, "tanh"),), (dense(4), keras.layers.ReLU())):
+        assert not ending_in(*other).ends_linear
+
+
 def test_the_first_head_that_is_given_reaches_the_model_above_a_cut():
     network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(5, name="top")])
     given = Head(np.full((5, 2), 7.0, "float32"), np.ones(2, "float32"))

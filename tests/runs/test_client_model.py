@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from helpers import small_runs as runs
 from helpers.quick import quick
+from tflite_export import export
 from tfpfl.algorithms import ALGORITHMS
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, TfpflWarning
@@ -406,6 +407,29 @@ def test_the_columns_of_a_table_are_found_by_their_names(patients, tmp_path, mon
     text = "ward,state,mass,age\na,ill,70.5,31\nb,,0,32\n"
     assert read(text, "t.csv: the columns 'ward' (client), 'state' (label) are no features") == wanted
     assert read("31,70.5\n32,0\n", "does not name the columns: they are taken in the order 'age', 'mass'") == wanted
+
+
+def test_a_model_of_a_table_says_its_columns_and_their_order(patients, tmp_path):
+    """In the file beside the Keras model, in a bundle's manifest and on its card."""
+    config = RunConfig(algorithm="pflego", participation=1, rounds=1, hyperparameters={"tau": 2}, network="mlp200")
+    with Run.create(config, tmp_path / "run", patients) as run:
+        run.train()
+        about = ClientModels(run).keras_model("a").about
+        bundle = export(run, "b", tmp_path / "bundle")
+    assert about["input"]["columns"] == ["age", "mass"] == bundle.manifest["preprocessing"]["columns"]
+    assert ": float32 2, the columns age, mass, in this order, x = raw" in (bundle.folder / "MODEL_CARD.md").read_text()
+
+
+def test_a_backbone_that_is_a_whole_classifier_is_said(patients, tmp_path):
+    """Its logits would be the features of a second linear layer."""
+    for last, said in (((2, None), True), ((3, None), False), ((2, "relu"), False)):
+        path = tmp_path / "net.keras"
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(*last)]).save(path)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            Run.create(RunConfig(algorithm="local", network=str(path)), tmp_path / str(last), patients).close()
+        told = [str(w.message) for w in warned if "If it is the last layer of a classifier" in str(w.message)]
+        assert bool(told) == said and (not said or "with 2 outputs, as many as there are classes" in told[0])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from helpers import small_runs as runs
 from helpers.made_records import made
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data import Federation
 from tfpfl.runs import statistics
 from tfpfl.runs.config import RunConfig, RunError
@@ -35,6 +35,10 @@ def records(tmp_path_factory):
     ]
     folders = comparison.compare_runs(configs, folder / "out")
     assert comparison.compare_runs(configs, folder / "out") == folders  # nothing is left to run
+    with pytest.warns(
+        TfpflWarning, match="pflego-s0 is a run of 4 rounds, and 2 were asked for: it keeps them, and is"
+    ):
+        assert comparison.compare_runs([replace(configs[0], rounds=2)], folder / "out") == folders[:1]
     return [Record.read(f) for f in folders]
 
 
@@ -313,6 +317,6 @@ def test_a_folder_with_another_run_is_not_touched(records):
         hyperparameters={"tau": 5},
     )
     before = runs.saved(records[0].folder)
-    with pytest.raises(RunError, match="is a run with another configuration; take another --out"):
+    with pytest.raises(RunError, match="another configuration: .*tau is 4 and not 5.*. Take another --out"):
         comparison.compare_runs([changed], out)
     assert runs.saved(records[0].folder) == before

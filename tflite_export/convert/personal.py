@@ -13,6 +13,7 @@ from tflite_export.device.head_file import repeated
 from tflite_export.device.manifest import check_entry
 from tfpfl.checks import InvalidArgument, one_line, warn_user
 from tfpfl.data import find_client
+from tfpfl.data.description import feature_columns
 from tfpfl.data.layout import is_several
 from tfpfl.models.trunk import Trunk
 from tfpfl.models.weights import Head, Weights
@@ -169,10 +170,15 @@ def _of_run(run, client, rounds) -> Personal:
 
 
 def preprocessing_of(federation) -> dict:
-    """How stored examples become what the model takes; of several arrays, for each under its name."""
+    """How stored examples become what the model takes; of several arrays, for each under its name.
+
+    Of a table, `columns` are the names of its columns in the order of an example's numbers.
+    """
     layout, manifest = federation.layout, federation.manifest
     if not is_several(layout.shape):
-        return {**manifest["preprocessing"], "stored_dtype": manifest["dtype"]}
+        columns = feature_columns(federation)
+        of_table = {} if columns is None else {"columns": columns}
+        return {**manifest["preprocessing"], "stored_dtype": manifest["dtype"], **of_table}
     each = [{"scale": a.scale, "shift": a.shift, "stored_dtype": a.dtype} for a in layout.arrays]
     return {"arrays": dict(zip(layout.names, each, strict=True))}
 

@@ -51,6 +51,12 @@ def _of_arrays(inputs) -> str:
     return "several arrays, row-major, one after the other: " + ", ".join(each)
 
 
+def _columns(names) -> str:
+    """The names of a table's columns in the order in which a model takes them."""
+    more = f" and {len(names) - 20} more (manifest.json has all)" if len(names) > 20 else ""
+    return f"{', '.join(map(markdown, names[:20]))}{more}, in this order"
+
+
 def _model_card(manifest, personal) -> str:
     model, training, about = manifest["model"], manifest["training"], personal.about
     trunk = manifest.get("trunk")
@@ -73,6 +79,7 @@ def _model_card(manifest, personal) -> str:
     lines += [
         f"* Input: {model.get('example_dtype', 'float32')} {shape}"
         + (f": {_of_arrays(model['inputs'])}" if "inputs" in model else "")
+        + (f", the columns {_columns(pre['columns'])}" if "columns" in pre else "")
         + (f", x = raw * {pre['scale']} + {pre['shift']} of {pre['stored_dtype']}" if "scale" in pre else "")
         + f". Output: {_of_outputs(model)}, in the order of labels.txt: "
         f"{', '.join(map(markdown, personal.labels))}.",

@@ -26,6 +26,7 @@ from tflite_export.device.runtime import Bundle, BundleError, runtime_version
 
 EXAMPLES, THREADS, REPEAT = (32, 100, 300, 600), (1, 2), 20
 WORK = ("features", "personalize", "round")
+MOST_THREADS = 256  # far more than any device's; a runtime that cannot start them ends the process
 
 
 def bench(bundle, *, examples=EXAMPLES, threads=THREADS, repeat=REPEAT, chunk=CHUNK, python=None) -> dict:
@@ -45,7 +46,10 @@ def bench(bundle, *, examples=EXAMPLES, threads=THREADS, repeat=REPEAT, chunk=CH
 
     Raises:
         BundleError: the bundle is damaged, the Python cannot be started, or measuring fails.
+        InvalidInput: a number of threads is out of range.
     """
+    if not all(1 <= t <= MOST_THREADS for t in threads):
+        raise InvalidInput(f"an interpreter takes 1 to {MOST_THREADS} threads, found {', '.join(map(str, threads))}")
     bundle = bundle if isinstance(bundle, Bundle) else Bundle(bundle)
     rounds = bundle.manifest["training"]["rounds"]
     rows, runtime = [], None

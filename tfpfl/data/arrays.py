@@ -27,12 +27,30 @@ def as_array(values: ArrayLike, what: str) -> np.ndarray:
         texts = found.dtype.kind in "US" and not hasattr(values, "dtype")
         whole = np.asarray(values, object) if texts else found
     except ValueError as error:
-        raise InvalidArgument(f"{what} cannot be made an array: {error}") from error
+        found = _shapes(values)
+        told = f"they have different shapes, {found}" if found else str(error)
+        raise InvalidArgument(
+            f"{what} cannot be made an array: {told}. Give all of them one shape: for example, resize images, and pad "
+            "lists of tokens to one length"
+        ) from error
     if texts:
         if not all(isinstance(value, str | bytes) for value in whole.flat):
             return whole
         without_nul(whole.flat, what)
     return found
+
+
+def _shapes(values: Any) -> str:
+    """The first two different shapes of a list's parts, in words; '' if that is not what is wrong."""
+    shapes: dict[tuple[int, ...], int] = {}
+    for number, part in enumerate(values if isinstance(values, list | tuple) else []):
+        try:
+            shapes.setdefault(np.shape(part), number)
+        except ValueError:  # lists of different lengths inside
+            return ""
+        if len(shapes) == 2:
+            return " and ".join(f"{list(shape)} (number {first})" for shape, first in shapes.items())
+    return ""
 
 
 def _check_mask(values: Any, what: str) -> None:
@@ -63,16 +81,32 @@ def without_nul(texts: Iterable[Any], what: str) -> list[Any]:
     return found
 
 
-def say_spaces(what: str, names: Iterable[str]) -> None:
-    """Warns of names that differ only in spaces; `what` says of what they are."""
-    found: dict[str, str] = {}
+def say_alike(what: str, names: Iterable[str]) -> None:
+    """Warns of names that differ only in spaces or only in capitals; `what` says of what they are.
+
+    Single letters may differ in capitals: classes of handwriting do.
+    """
+    spaces: dict[str, str] = {}
+    capitals: dict[str, str] = {}
+    pairs = []
     for name in names:
-        first = found.setdefault(" ".join(name.split()), name)
+        plain_name = " ".join(name.split())
+        first = spaces.setdefault(plain_name, name)
         if first != name:
             warn_user(
                 f"the {what} {cut(first)} and {cut(name)} differ only in spaces: they are taken for two. If they are "
                 "one, correct the data"
             )
+            continue
+        first = capitals.setdefault(plain_name.casefold(), name)
+        if first != name and len(plain_name) > 1:
+            pairs.append((first, name))
+    if pairs:
+        more = f", and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
+        warn_user(
+            f"the {what} {cut(pairs[0][0])} and {cut(pairs[0][1])} differ only in capitals{more}: they are taken for "
+            "two. If they are one, correct the data"
+        )
 
 
 def rounded_whole(x: np.ndarray) -> np.ndarray:

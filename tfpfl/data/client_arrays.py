@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_listed, check_numbers, warn_user
-from tfpfl.data.arrays import as_array, as_text, say_spaces
+from tfpfl.data.arrays import as_array, as_text, say_alike
 from tfpfl.data.layout import (
     checked_examples,
     entry,
@@ -23,7 +23,7 @@ from tfpfl.data.manifest import SPLITS
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.data.source import Source, as_examples, as_labels, check_same_length
-from tfpfl.data.targets import Targets, as_targets, check_sort, check_widths, strata
+from tfpfl.data.targets import Targets, as_targets, check_sort, check_widths, say_large, strata
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
 
@@ -65,6 +65,7 @@ def write_clients(
         if source.pop("compact_labels", False):
             raise InvalidArgument("compact_labels numbers classes, and targets are none: leave out one of the two")
         wanted = Targets.named(targets, y.shape[1], source["class_names"])
+        say_large(y, wanted)
         source["class_names"] = wanted.names
     arrays = [np.concatenate(parts) for parts in zip(*map(split, xs), strict=True)]
     several = isinstance(xs[0], Mapping | tuple)
@@ -278,7 +279,7 @@ def names_of(data: dict) -> list[str]:
                 f"the clients {ids[name]!r} and {client!r} would have one name, {name!r}: give them different ids"
             )
         ids[name] = client
-    say_spaces("clients", ids)
+    say_alike("clients", ids)
     return list(ids)
 
 

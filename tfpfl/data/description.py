@@ -28,15 +28,25 @@ def describe(federation: "Federation") -> dict[str, Any]:
     }
     if federation.targets is None:
         rows |= {"classes": federation.num_labels, "classes per client": _range(federation.num_classes)}
+        names = federation.class_names
+        if names != [str(i) for i in range(len(names))]:
+            rows["class names"] = first_of([one_line(name, 30) for name in names])
     else:
         rows["targets"] = targets.describe(federation.targets)
-    if isinstance(features := source["options"].get("features"), list):  # of a table
+    if features := feature_columns(federation):
         rows["features"] = first_of([one_line(name, 30) for name in features])
     rows["example"] = one_line(federation.layout.described())
     for split in SPLITS:
         counts = federation.num_examples(split)
         rows[f"{split} examples"] = f"{counts.sum()} ({_range(counts)} per client)"
     return rows | {"hash": federation.hash}
+
+
+def feature_columns(federation: "Federation") -> list[str] | None:
+    """The columns of the table of which an example's numbers are, in their order; None: it was not made of a table."""
+    named = federation.manifest["source"]["options"].get("features")
+    size = int(np.prod(federation.example_shape)) if isinstance(named, list) else 0
+    return list(named) if size and len(named) == size and all(isinstance(name, str) for name in named) else None
 
 
 def _range(values: np.ndarray) -> str:

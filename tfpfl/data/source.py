@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_numbers, check_type, unknown, warn_user
-from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole, say_spaces, without_nul
+from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole, say_alike, without_nul
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
@@ -161,7 +161,13 @@ def as_examples(x: ArrayLike, what: str) -> np.ndarray:
             x = x.astype(np.float32)
     bad = ~np.isfinite(x).reshape(len(x), -1).all(1) if len(x) else np.zeros(0, bool)
     if bad.any():
-        raise InvalidArgument(f"{what} examples must be finite: {bad.sum()} are not, first number {int(bad.argmax())}")
+        first = int(bad.argmax())
+        if np.isfinite(given[first]).all():
+            raise InvalidArgument(
+                f"{what} examples must be finite as float32, whose largest number is 3.4e+38: {bad.sum()} are not, "
+                f"first number {first}. Take a larger unit"
+            )
+        raise InvalidArgument(f"{what} examples must be finite: {bad.sum()} are not, first number {first}")
     if len(x) and given.dtype.itemsize > 2 and given.dtype != np.float32:
         _say_rounded(given.reshape(len(x), -1))
     return x
@@ -266,7 +272,7 @@ def class_ids(
         raise InvalidArgument("class_names has one name twice: make them different, as tables name classes by them")
     if present.dtype.kind == "U":
         names = present.tolist() if class_names is None else [str(name) for name in class_names]
-        say_spaces("classes", names)
+        say_alike("classes", names)
         place = {name: i for i, name in enumerate(names)}
         absent = next((name for name in present.tolist() if name not in place), None)
         if absent is not None:

@@ -23,7 +23,7 @@ from tfpfl.data.columns import (
     table_columns,
 )
 from tfpfl.data.manifest import SPLITS
-from tfpfl.data.source import LARGE
+from tfpfl.data.source import LARGE, LARGEST
 from tfpfl.data.targets import as_targets, check_sort
 
 LISTED = 20  # at most so many columns are named in a message
@@ -313,7 +313,13 @@ def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         row = int(np.argmin(np.isfinite(values)))
         raise InvalidArgument(f"column {name!r} has {values[row]} in row {row + 1}: {what} must be finite")
-    if what == "features" and values.dtype.kind in "iuf":
+    if what == "features" and values.dtype.kind in "iuf" and len(values):
+        row = int(np.argmax(np.abs(values.astype(np.float64))))
+        if abs(float(values[row])) > LARGEST:
+            raise InvalidArgument(
+                f"column {name!r} has {values[row]:g} in row {row + 1}: features are at most {LARGEST:g}, because "
+                "float32 overflows. Take a larger unit, or leave the column out if it is an identifier"
+            )
         _say_rounded(name, values)
     return values
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from tfpfl.checks import InvalidArgument, check_choice, one_line, warn_user
 from tfpfl.data.arrays import as_array, coarse
 from tfpfl.data.manifest import SORTS, FederationError
-from tfpfl.data.source import LARGEST, check_ordered
+from tfpfl.data.source import LARGE, LARGEST, check_ordered
 
 FILE = "targets.raw"
 
@@ -115,6 +115,22 @@ def as_targets(y: ArrayLike, sort: str, what: str, row: str = "number {}", first
             "number from all of them, such as the mean of the training targets"
         )
     return stored
+
+
+def say_large(y: np.ndarray, targets: Targets) -> None:
+    """Warns of numbers of any sign, float32 [N, D], that are so large that a squared error's gradient soon explodes."""
+    if targets.sort != "real" or not len(y) or coarse(y).any():  # `as_targets` has said what to do about those
+        return
+    size = np.sqrt(np.square(y, dtype=np.float64).mean(0))
+    sizes = zip(targets.names, size, strict=True)
+    found = [f"{one_line(name, 30)} ({value:.3g})" for name, value in sizes if value > LARGE]
+    if found:
+        more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+        warn_user(
+            f"targets are large numbers, with their root mean square: {', '.join(found[:8])}{more}. The gradient of a "
+            "squared error grows with them, and the usual rates are too large: subtract the mean and divide by the "
+            "standard deviation of the training targets first, or take a larger unit"
+        )
 
 
 def check_values(y: np.ndarray, sort: str, what: str, row: str = "number {}", first: int = 0) -> None:

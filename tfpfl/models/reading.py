@@ -37,6 +37,7 @@ class Traced(NamedTuple):
     tables: list[dict[int, bool]]
     convolves: bool  # whether it has convolutions, and no loop, such as over the words of a text
     ending: str | None  # 'softmax', 'log-softmax' or 'sigmoid' if the last operation is one of these
+    linear: bool  # whether the last operation is a product with a matrix, with or without a bias
 
 
 def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, variables: Sequence[Any] = ()) -> Traced:
@@ -76,7 +77,9 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
     reads = ["whole" if integer else _reads(x) for x, integer in zip(given, inputs.integer, strict=True)]
     kinds = {op.type for op in graph.graph.get_operations()}
     tables = [_tables(x) for x in given]
-    return Traced(size, reads, tables, bool(kinds & _CONVOLVES) and not kinds & _CALLS, _ending(graph.outputs[0]))
+    last = _last(graph.outputs[0])
+    convolves = bool(kinds & _CONVOLVES) and not kinds & _CALLS
+    return Traced(size, reads, tables, convolves, SATURATING.get(last.type), _is_linear(last))
 
 
 def _check_replaced(graph: Any, variables: Sequence[Any]) -> None:
@@ -167,8 +170,15 @@ def _counts_from_the_end(op: Any, x: Any) -> bool:
     return low.name == x.name and tf.get_static_value(high) == 0
 
 
-def _ending(output: Any) -> str | None:
+def _last(output: Any) -> Any:
+    """The last operation that computes something."""
     op = output.op
     while op.type in _PASS and len(op.inputs):
         op = op.inputs[0].op
-    return SATURATING.get(op.type)
+    return op
+
+
+def _is_linear(op: Any) -> bool:
+    if op.type in ("BiasAdd", "Add", "AddV2"):
+        op = _last(op.inputs[0])
+    return op.type == "MatMul"

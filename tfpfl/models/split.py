@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfpfl.checks import InvalidArgument, check_choice, warn_user
+from tfpfl.checks import InvalidArgument, check_choice, one_line, warn_user
 from tfpfl.data.kinds import LabelKind
 from tfpfl.data.layout import packed
 from tfpfl.data.population import ClientInfo, Tensor
@@ -75,6 +75,8 @@ class SplitModel(Normalized):
             Embedding; 'mixed' if only a part of it is. Integers are given to a backbone that takes whole numbers.
         vocabulary: the rows of the Embedding in which the backbone looks whole numbers up as they are, the fewest if
             there are several; else None.
+        ends_linear: whether the backbone's last operation is a product with a matrix, such as a Dense layer without an
+            activation.
 
     If an example is several arrays, input_shape, reads and vocabulary are dicts or tuples with a value for each.
 
@@ -121,6 +123,12 @@ class SplitModel(Normalized):
             given = {"seed": seed, "head_init": head_init, "kind": kind, "batch_norm": batch_norm}
             self._cut(backbone, train_from, input_shape, adapters=adapters, personal=personal, **given)
             return
+        if not isinstance(backbone, keras.layers.Layer):
+            raise InvalidArgument(
+                f"the backbone is a Keras model, found {one_line(repr(backbone))}. A network of tfpfl is made by "
+                "tfpfl.models.build_network('mlp200', federation.example_shape), and one in a file is read by "
+                "keras.models.load_model"
+            )
         self.backbone, self.seed, self.head_init, self.kind = backbone, int(seed), head_init, head_kind(kind)
         self.inputs = Inputs(backbone, input_shape)
         self.input_shape = self.inputs.shape
@@ -156,6 +164,7 @@ class SplitModel(Normalized):
             taken = tf.int32 if self.reads == "whole" else self.dtype
             self._cast = lambda x: tf.cast(x, taken)
             self._apply = apply if self.reads != "whole" else lambda theta, x: apply(theta, tf.cast(x, tf.int32))
+        self.ends_linear = traced.linear
         if traced.ending is not None:
             warn_user(
                 f"the backbone ends in a {traced.ending}: its {self.num_features} features are then probabilities, and "

@@ -18,6 +18,7 @@ import numpy as np
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument, check_choice, one_line
 from tfpfl.data.client_names import find_client
+from tfpfl.data.description import feature_columns
 from tfpfl.data.layout import split
 from tfpfl.data.population import ClientInfo
 from tfpfl.data.randomness import client_key
@@ -243,7 +244,7 @@ class ClientModels:
         theta = fresh.backbone_weights(weights.theta)
         for variable, value in zip(fresh.variables, theta, strict=True):
             variable.assign(value)
-        layout, taken = run.federation.layout, fresh.inputs
+        layout, taken, columns = run.federation.layout, fresh.inputs, feature_columns(run.federation)
         examples, decoded = [], []
         for array, name, spec in zip(layout.arrays, taken.names, split(fresh.example_spec()), strict=True):
             x = keras.Input(array.shape, dtype=spec.dtype.name, name=name or "examples")
@@ -274,6 +275,7 @@ class ClientModels:
                 "stored_dtype": layout.dtype,
                 "scale": layout.arrays[0].scale,
                 "shift": layout.arrays[0].shift,
+                **({} if columns is None else {"columns": columns}),
             }
             if not taken.several
             else {"arrays": run.federation.manifest["inputs"]["arrays"], "examples": inputs},

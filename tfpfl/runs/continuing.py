@@ -121,5 +121,22 @@ def config_to_continue(asked: RunConfig, folder: str | os.PathLike, federation: 
     wanted = replace(asked, rounds=kept.rounds).resolved(federation)
     wanted.versions, wanted.format = kept.versions, kept.format
     if wanted.run_id != kept.run_id:
-        raise RunError(f"{folder} is a run with another configuration; take another --out")
+        others = [f"{name} is {own} and not {given}" for name, own, given in _all(kept, wanted) if own != given]
+        told = f": {one_line(', '.join(others))}" if others else ""
+        raise RunError(f"{folder} is a run with another configuration{told}. Take another --out")
     return kept
+
+
+def _all(kept: RunConfig, wanted: RunConfig) -> Pairs:
+    """The entries of two configurations that are resolved, but for those that decide no number."""
+    for name in (f.name for f in fields(RunConfig) if f.name not in ("federation", "network_place")):
+        own, given = getattr(kept, name), getattr(wanted, name)
+        if name != "own_method" and isinstance(own, dict) and isinstance(given, dict):
+            yield from ((key, _of_file(own.get(key)), _of_file(given.get(key))) for key in {**own, **given})
+        else:
+            yield name, _of_file(own), _of_file(given)
+
+
+def _of_file(value: Any) -> Any:
+    """A value as it is; of a file of the user's, its hash."""
+    return _hash(sha256_of(value)) if isinstance(value, dict) and "sha256" in value else value

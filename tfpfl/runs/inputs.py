@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import Federation
 from tfpfl.data.arrays import EXACT
+from tfpfl.data.description import feature_columns
 from tfpfl.data.layout import is_several, shape_text
 from tfpfl.data.table import table_examples
 from tfpfl.models import SplitModel
@@ -156,12 +157,11 @@ def _npz(path: Path, _: Federation) -> Examples:
 def _table(path: Path, federation: Federation) -> Examples:
     """A table of the columns from which the federation was made, or, if they have no names, of numbers in order."""
     options = federation.manifest["source"]["options"]
-    named, size = options.get("features"), int(np.prod(federation.example_shape))
-    known = isinstance(named, list) and len(named) == size and all(isinstance(name, str) for name in named)
+    named, size = feature_columns(federation), int(np.prod(federation.example_shape))
     special = {options[what]: what for what in ("client", "label", "split") if isinstance(options.get(what), str)}
     if isinstance(options.get("label"), list):  # of targets, one column for each output
         special |= {str(name): "label" for name in options["label"]}
-    x = table_examples(path, named if known else None, size, special if known else None)
+    x = table_examples(path, named, size, special if named else None)
     return Examples(x.reshape(len(x), *federation.example_shape))
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from tabulate import tabulate
 
-from tfpfl.checks import InvalidArgument, check_listed, check_type, one_line, unknown
+from tfpfl.checks import InvalidArgument, check_listed, check_type, one_line, unknown, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.models.modules_beside import sha256_of
@@ -136,6 +136,11 @@ def _checked(
         federation = federations.setdefault(federation.hash, federation)
         if (folder / "config.json").exists():
             before = config_to_continue(config, folder, federation)
+            if config.rounds < before.rounds:
+                warn_user(
+                    f"{folder} is a run of {before.rounds} rounds, and {config.rounds} were asked for: it keeps them, "
+                    "and is compared by its last rounds. For fewer rounds take another --out"
+                )
             config.rounds = before.rounds
             described.append(_Described(folder, before))
         else:
