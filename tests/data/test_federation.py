@@ -447,6 +447,8 @@ def test_changed_newer_and_foreign_manifests_are_refused(copy, tmp_path):
     (copy / "manifest.json").write_text('{"format": 1, "ha')
     with pytest.raises(FederationError, match="cannot be read"):
         Federation.load(copy)
+    with pytest.raises(InvalidArgument, match="out must be the path of the folder to make; found None"):
+        Federation.from_clients([(np.ones((8, 2)), np.zeros(8, int))], out=None)
     with pytest.raises(FederationError, match="is not a federation: it has no manifest.json"):
         Federation.load(tmp_path)
 

@@ -162,6 +162,7 @@ def test_the_column_of_the_split_is_followed(tmp_path):
 @pytest.mark.parametrize(
     "changed, given, message",
     [
+        ({"mass": ["70,5"] * 24}, {}, "'mass' is not numeric, row 1 has '70,5': write decimal points, .* decimal=','"),
         ({"city": ["Bern"] * 24}, {}, "column 'city' is not numeric, row 1 has 'Bern': leave it out with features="),
         (
             {"mass": [70.0] * 23 + [None]},

@@ -133,6 +133,12 @@ def test_names_of_columns_are_known_before_the_runs():
             comparison.check_columns([name], configs[:1])
 
 
+def test_a_table_without_any_score_says_why(records):
+    of_validation = EV_ALL._replace(split="validation")
+    assert "No client was scored on validation examples: it has none." in comparison.notes(records, of_validation)
+    assert not any("scored on" in note for note in comparison.notes(records))
+
+
 def test_conditions_that_differ_between_methods_are_told():
     pflego, local = made("pflego", participation=0.2), made("local", participation=1.0, dropout=0.3)
     (told,) = [note for note in comparison.notes([pflego, local]) if "conditions" in note]

@@ -124,7 +124,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
             endings = ", .".join((*comparing.FORMATS, "tex"))
             raise click.UsageError(f"--write {path}: a table is written as .{endings}; found {path.suffix or 'none'}")
         check_place(path, ("algorithm,", "| algorithm", "\\begin{tabular}"))
-    names = algorithms.split(",") if algorithms else []
+    names = [name.strip() for name in algorithms.split(",") if name.strip()] if algorithms else []
     if not folders and not names:
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
     if not names and (flags := options_given({"settings", "seeds", *RUN_NAMES, *DATA_NAMES, "federation"})):

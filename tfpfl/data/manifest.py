@@ -130,7 +130,12 @@ def read_manifest(folder: Path) -> dict:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FederationError(f"{folder} is not a federation: it has no manifest.json") from None
-    except (NotADirectoryError, ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, long numbers
+    except NotADirectoryError:
+        raise FederationError(
+            f"{folder} is a file, and a federation is a folder. Federation.from_table, or tfpfl partition --from FILE, "
+            "makes one of a table"
+        ) from None
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, long numbers
         raise FederationError(f"{folder} is not a federation: its manifest.json cannot be read ({error})") from None
     if not isinstance(manifest, dict) or "format" not in manifest or "hash" not in manifest:
         raise FederationError(f"{folder} is not a federation: its manifest.json names no format and hash")

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument, check_numbers, one_line, warn_user
+from tfpfl.checks import InvalidArgument, check_numbers, check_type, one_line, warn_user
 from tfpfl.data.manifest import (
     SPLITS,
     FederationError,
@@ -35,7 +35,9 @@ def absent(out: str | os.PathLike) -> Path:
 
     Raises:
         FederationError: the folder exists, also as a link that leads nowhere; or it would be inside of a file.
+        InvalidArgument: `out` is no path.
     """
+    check_type("out", out, (str, os.PathLike), "the path of the folder to make")
     out = Path(os.path.abspath(out))
     if os.path.lexists(out):
         raise FederationError(

@@ -107,7 +107,8 @@ def build_network(
     """
     check_type("the network", name, str, "the name of one, such as 'mlp200'")
     if name not in NETWORKS:
-        raise InvalidArgument(unknown("network", name, NETWORKS))
+        own = "" if "." not in name else ". A network of your own is a FILE.keras, or a function, FILE.py:FUNCTION"
+        raise InvalidArgument(unknown("network", name, NETWORKS) + own)
     check_choice(init=(init, INITS), dtype=(dtype, ("float32", "float64")))
     check_model_seed(seed)
     check_listed("input_shape", input_shape, "(28, 28, 1)")

@@ -266,7 +266,9 @@ def notes(
         gains: whether the table shows gains, p or shares of clients that are worse.
     """
     gains = gains and not {record.config.algorithm for record in records}.isdisjoint(BASELINES)
-    told = [told_seen(records, protocol), told_conditions(records), told_classes(records)]
+    scored = {result.split for record in records for result in record.results}
+    none = "" if protocol.split in scored else f"No client was scored on {protocol.split} examples: it has none."
+    told = [none, told_seen(records, protocol), told_conditions(records), told_classes(records)]
     if gains and any(is_mixed(record, protocol) for record in records):
         seen = pairs_protocol(records, protocol, pairs).clients == "seen"
         whose = "clients that both methods had seen" if seen else "all clients, seen or not"
