@@ -51,7 +51,7 @@ def cache(tmp_path, monkeypatch):
         ({"participation": 1.01}, r"participation must lie in \(0, 1\], found 1.01"),
         ({"participation": float("nan")}, r"participation must lie in \(0, 1\], found nan"),
         ({"sampling": "fixt"}, "unknown sampling 'fixt'"),
-        ({"sampling": "range"}, "1 <= low <= high"),
+        ({"sampling": "range"}, "needs sampling_range, the smallest and the largest cohort"),
         ({"sampling": "range", "sampling_range": (3, 2)}, "low=3, high=2"),
         ({"sampling_range": (1, 2)}, "sampling_range needs sampling='range', found sampling='fixed'"),
         ({"rounds": 0}, "rounds must lie in 1.*found 0"),
@@ -146,7 +146,7 @@ def nan(x):
         ({"a": (X, Y), "b": ([[1, 2], [3]], Y[:2])}, "client 'b': train examples cannot be made an array"),
         (
             {"a": ([np.ones((4, 3)), np.ones((4, 4)), np.ones((4, 3))], Y[:3])},
-            r"they have different shapes, \[4, 3\] \(number 0\) and \[4, 4\] \(number 1\). Give all of them one shape",
+            r"they have different shapes, \[4, 3\] \(number 0\) and \[4, 4\] \(number 1\). Give all examples one shape",
         ),
         (
             {"a": (X, Y), "b": ([[1, 2, 3], [4, 5]], Y[:2])},
@@ -461,7 +461,7 @@ def test_a_federation_that_was_changed_or_is_gone(tmp_path):
         Run.open(folder)
     x.write_bytes(intact)
     (tmp_path / "federation").rename(tmp_path / "moved")
-    with pytest.raises(RunError, match="federation .*/federation is missing. It was made of your own data, 'arrays'"):
+    with pytest.raises(RunError, match="federation .*/federation is missing. Its data, 'arrays', or their part"):
         Run.open(folder)
     (tmp_path / "moved").rename(tmp_path / "federation")
     Run.open(folder).close()

@@ -223,9 +223,9 @@ def test_a_run_that_diverges(federation):
         (("run", "--tau", 0), 1, "tau must be at least 1 .*found 0"),
         (("run", "--participation", 0), 1, r"participation must lie in \(0, 1\], found 0"),
         (("run", "--clients", 3), 1, "cannot hold all 10 classes"),
-        (("run", "--federation", __file__), 1, "is a file, and a federation is a folder. .*tfpfl partition --from FILE"),
+        (("run", "--federation", __file__), 1, "is a file or in one, and .*tfpfl partition --from FILE"),
         (("run", "--network", "net.h5"), 1, "unknown network 'net.h5'.* A network of your own is a FILE.keras"),
-        (("run", "--sampling", "range"), 1, "--sampling-range LOW HIGH at the command line"),
+        (("run", "--sampling", "range"), 1, "sampling='range' needs sampling_range, the smallest and the la"),
         (("run", "--federation", "nowhere"), 1, "nowhere is not a federation: it has no manifest.json"),
         (("run", "--federation", "f", "--clients", 9, "--alpha", 1), 2, "unknown option --alpha"),
         (

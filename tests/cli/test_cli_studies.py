@@ -53,6 +53,10 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
     pair, drawn = (out / "pflego-s0", out / "local-s0"), (tmp_path / "drawn.png", tmp_path / "expected.png")
     again = call("compare", *pair, "--protocol", "EV-local", "--plot", drawn[0])
     assert "right after its local work" in " ".join(again.split())
+    call("compare", *pair, *writes)  # its own tables are written anew, and no others
+    for own, begins in (("my.tex", "\\begin{tabular}{lcc}"), ("my.csv", "algorithm,accuracy,notes")):
+        (tmp_path / own).write_text(begins)
+        assert "may be your own data" in call("compare", *pair, "--write", tmp_path / own, code=1)
     plots.write_picture(plots.curves([Record.read(run) for run in pair], protocol=EV_LOCAL), drawn[1])
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
 

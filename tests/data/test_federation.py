@@ -662,10 +662,26 @@ def test_a_client_data_in_batches_is_refused(tmp_path, batches, targets):
         assert Federation.from_clients(data, out=tmp_path / "f").num_clients == 2
 
 
+def test_batches_of_equal_size_are_told_from_labels_that_are_vectors(tmp_path):
+    data = client_data("a", "b")
+    plain = data.create_tf_dataset_for_client
+    data.create_tf_dataset_for_client = lambda name: plain(name).batch(2, drop_remainder=True)
+    with pytest.raises(InvalidArgument, match=r"has 2 labels. If it is a batch .*unbatch...\. If a label is one-hot"):
+        Federation.from_clients(data, out=tmp_path / "f")
+    with pytest.warns(TfpflWarning, match=r"is taken for one example \(2, .*with 2 targets. If it is a batch"):
+        Federation.from_clients(data, out=tmp_path / "g", targets="real")
+    data.create_tf_dataset_for_client = lambda name: tf.data.Dataset.from_generator(
+        lambda: iter([(np.ones(3), np.ones(2))] * 8),
+        output_signature=(tf.TensorSpec([3], tf.float32), tf.TensorSpec([None], tf.float32)),
+    )
+    made = Federation.from_clients(data, out=tmp_path / "h", targets="real")  # the generator does not say how many
+    assert made.targets.width == 2 and made.example_shape == (3,)
+
+
 def test_test_examples_that_are_the_training_examples_are_said(tmp_path):
     x, y = np.random.default_rng(0).normal(size=(2, 8, 3)), np.arange(8) % 2
     same = {"a": {"train": (x[0], y), "test": (x[0], y)}, "b": {"train": (x[0], y), "test": (x[1], y)}}
-    with pytest.warns(TfpflWarning, match="the test examples of 1 clients, such as 'a', are their training examples"):
+    with pytest.warns(TfpflWarning, match="the test examples of 1 clients, such as .a., are equal to their train"):
         Federation.from_clients(same, out=tmp_path / "f")
     del same["a"]
     with warnings.catch_warnings():

@@ -133,6 +133,7 @@ def test_names_that_differ_only_in_capitals_are_said(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Source.from_arrays(X, np.array(["a", "A", "b"] * 4))
+        Source.from_arrays(X, np.array(["Weiss", "Weiß", "b"] * 4))  # two names
 
 
 def test_a_test_class_that_the_client_lacks_in_training_is_said(tmp_path):

@@ -162,7 +162,8 @@ def test_the_column_of_the_split_is_followed(tmp_path):
 @pytest.mark.parametrize(
     "changed, given, message",
     [
-        ({"mass": ["70,5"] * 24}, {}, "'mass' is not numeric, row 1 has '70,5': write decimal points, .* decimal=','"),
+        ({"mass": ["70,5"] * 24}, {}, "row 1 has '70,5': write numbers with a decimal .* decimal=','"),
+        ({"mass": ["1,234,567.5"] * 24}, {}, "has '1,234,567.5': write numbers with .* thousands=',' leaves it out"),
         ({"city": ["Bern"] * 24}, {}, "column 'city' is not numeric, row 1 has 'Bern': leave it out with features="),
         (
             {"mass": [70.0] * 23 + [None]},

@@ -272,7 +272,7 @@ def test_targets_that_float32_rounds_to_few_numbers_are_said(tmp_path):
     with pytest.warns(TfpflWarning) as told:
         at = table() | {"at": 200 * np.arange(24) + 1_700_000_000}
         Federation.from_table(at, client="who", label="at", targets="real", features=["falls"], out=tmp_path / "table")
-    assert len(told) == 1 and re.search(said, str(told[0].message))
+    assert len(told) == 2 and re.search(said, str(told[0].message)) and "targets are large" in str(told[1].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "targets are large numbers", TfpflWarning)
@@ -286,6 +286,9 @@ def test_large_targets_are_said(tmp_path):
     told = r"targets are large numbers, with their root mean square: price \(3.06e\+05\). The gradient"
     with pytest.warns(TfpflWarning, match=told):
         Federation.from_clients([(X, y)], targets="real", class_names=["price", "age"], out=tmp_path / "f")
+    for place, even in enumerate([2e6 + 5 * np.arange(12), np.full(12, 5000)]):
+        with pytest.warns(TfpflWarning, match="targets are large numbers"):
+            Federation.from_clients([(X, even)], targets="real", out=tmp_path / f"even {place}")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Federation.from_clients([(X, y[:, :1])], targets="count", out=tmp_path / "counts")

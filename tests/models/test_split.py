@@ -216,7 +216,7 @@ def test_a_name_is_no_backbone():
     with pytest.raises(
         InvalidArgument, match=r"is a Keras model, found 'mlp200'. A network of tfpfl is made by .*build"
     ):
-        SplitModel("mlp200")
+        SplitModel("mlp200", train_from="dense")
 
 
 def ending_in(*last):
@@ -227,6 +227,9 @@ def test_whether_a_backbone_ends_in_a_layer_without_activation():
     dense = keras.layers.Dense
     assert ending_in(dense(4)).ends_linear and ending_in(dense(4, use_bias=False)).ends_linear
     assert ending_in(keras.layers.Reshape((5, 1)), keras.layers.Flatten(), dense(4)).ends_linear
+    inputs = keras.Input((4,))
+    skip = keras.layers.Add()([dense(4, use_bias=False)(inputs), inputs])
+    assert not SplitModel(keras.Model(inputs, skip)).ends_linear
     for other in ((), (dense(4, "tanh"),), (dense(4), keras.layers.ReLU())):
         assert not ending_in(*other).ends_linear
 

@@ -533,7 +533,7 @@ def test_predictions_overwrite_nothing(a_run_of_pixels, tmp_path):
         (table, "t.csv exists already: take another name"),
         (tmp_path / "no" / "t.csv", "no is not a folder. Give the name of a file"),
         (tmp_path, "is a folder. Give the name of a file"),
-        (tmp_path / "p.xlsx", "p.xlsx: the table is written as CSV. Name it "),
+        (tmp_path / "p.xlsx", "p.xlsx: what is written is text, and no .xlsx file"),
     ):
         done = command("predict", tmp_path / "no run", "--client", "ann", "--input", table, "--out", out)
         assert done.exit_code == 1 and said in done.output and table.read_text() == "1\n"

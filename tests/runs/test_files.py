@@ -107,8 +107,12 @@ def test_a_result_takes_the_place_of_its_like_only(tmp_path):
     run.mkdir()
     for name in ("state.sqlite", "config.json", "history.csv", "network.keras", "table.csv", "curves.png"):
         (run / name).touch()
-    for name in ("state.sqlite", "config.json", "history.csv", "network.keras"):
+    (run / "x.raw").touch()  # matplotlib writes pictures of this ending, too
+    for name in ("state.sqlite", "config.json", "history.csv", "network.keras", "x.raw"):
         with pytest.raises(InvalidArgument, match="is a file of the run or federation in this folder"):
             check_place(run / name)
+    for name in ("table.xlsx", "table.PARQUET"):
+        with pytest.raises(InvalidArgument, match="is text, and no"):
+            check_place(tmp_path / name, ("algorithm,",))
     for name in ("table.csv", "curves.png", "new.csv"):
         check_place(run / name, ("algorithm,",))

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tfpfl.runs.run import Run
 from tfpfl.studies import comparison, tables
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import by_data, check_comparable
+from tfpfl.studies.told import told_unscored
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +136,17 @@ def test_names_of_columns_are_known_before_the_runs():
 
 
 def test_a_table_without_any_score_says_why(records):
-    of_validation = EV_ALL._replace(split="validation")
-    assert "No client was scored on validation examples: it has none." in comparison.notes(records, of_validation)
-    assert not any("scored on" in note for note in comparison.notes(records))
+    def read(*counts, split="test"):
+        return SimpleNamespace(results=[SimpleNamespace(split=split, num_clients=n) for n in counts])
+
+    assert told_unscored([read(0, 0), read(0)], EV_ALL) == "No client has test examples."
+    assert told_unscored([read(3, split="validation")], EV_ALL) == "Nothing was scored on test examples."
+    assert told_unscored([read(0, 0), read(0, 2)], EV_ALL) == told_unscored(records, EV_ALL) == ""
+    empty = [
+        replace(record, evaluations=[e._replace(score=math.nan, num_examples=0) for e in record.evaluations])
+        for record in records
+    ]
+    assert "No client has test examples." in comparison.notes(empty)
 
 
 def test_conditions_that_differ_between_methods_are_told():

@@ -89,7 +89,12 @@ RULES = {
         "safeguard": bool,
         "rounds": bool,
     },
-    "preprocessing": {"scale": Optional(Number()), "shift": Optional(Number()), "stored_dtype": Optional(Text())},
+    "preprocessing": {
+        "scale": Optional(Number()),
+        "shift": Optional(Number()),
+        "stored_dtype": Optional(Text()),
+        "columns": Optional(Several(Text(), least=1)),  # of a table, in the order of an example's numbers
+    },
     "labels": {
         "names": Several(Text("(?s:.+)", "a text of one or more characters"), least=1),
         "class_ids": Several(ID, least=1),

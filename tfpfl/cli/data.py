@@ -104,6 +104,8 @@ def partition(
     from tfpfl.studies.tables import text
 
     beside = out if out.name else out.resolve()  # "." has no name
+    if not beside.name:
+        raise click.UsageError(f"{out} is the root of all folders: name a folder to make")
     picture = beside.with_name(beside.name + "-classes.png")
     if picture.is_dir():  # said before the federation is there, which is not written twice
         raise click.UsageError(f"the picture of the classes goes to {picture}, which is a folder: take another OUT")

@@ -146,8 +146,9 @@ def predict(run, client, file, out, decoded, allow_code):
 
 def _check_table(out):
     """Checks, before any work, that a table can be written to `out` and that nothing is lost by it."""
-    if out.suffix.lower() in (".xlsx", ".xls", ".ods", ".parquet", ".json", ".npy", ".npz"):
-        raise InvalidArgument(f"--out {out}: the table is written as CSV. Name it {out.with_suffix('.csv')}")
+    from tfpfl.runs.files import check_is_text
+
+    check_is_text(out)
     if out.is_dir() or not out.parent.is_dir():
         what = f"{out} is a folder" if out.is_dir() else f"{out.parent} is not a folder"
         raise InvalidArgument(f"--out {out} cannot be written: {what}. Give the name of a file in a folder that exists")

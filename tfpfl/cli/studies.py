@@ -20,6 +20,10 @@ PROTOCOLS = (
 )
 
 
+# How the tables begin that `compare` writes; another file of the same ending may be the user's own.
+_BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Written by tfpfl"}
+
+
 @main.command(
     cls=RunCommand,
     headings={
@@ -123,7 +127,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         if path.suffix[1:] not in (*comparing.FORMATS, "tex"):
             endings = ", .".join((*comparing.FORMATS, "tex"))
             raise click.UsageError(f"--write {path}: a table is written as .{endings}; found {path.suffix or 'none'}")
-        check_place(path, ("algorithm,", "| algorithm", "\\begin{tabular}"))
+        check_place(path, (_BEGINS[path.suffix[1:]],))
     names = [name.strip() for name in algorithms.split(",") if name.strip()] if algorithms else []
     if not folders and not names:
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")

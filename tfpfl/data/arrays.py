@@ -13,8 +13,8 @@ COARSE = 1e-3  # of the range of a column: if float32 moves a number further, it
 NOISE = 1e-10  # of its largest number: a smaller range is what rounding in float64 leaves of a constant
 
 
-def as_array(values: ArrayLike, what: str) -> np.ndarray:
-    """The values as an array; `what` names them in errors.
+def as_array(values: ArrayLike, what: str, mend: str = "") -> np.ndarray:
+    """The values as an array; `what` names them in errors, and `mend` says what to do about different shapes.
 
     A list of texts and something else is an array of objects: NumPy would make the text 'nan' of NaN, and '1' of 1.
 
@@ -29,10 +29,7 @@ def as_array(values: ArrayLike, what: str) -> np.ndarray:
     except ValueError as error:
         found = _shapes(values)
         told = f"they have different shapes, {found}" if found else str(error)
-        raise InvalidArgument(
-            f"{what} cannot be made an array: {told}. Give all of them one shape: for example, resize images, and pad "
-            "lists of tokens to one length"
-        ) from error
+        raise InvalidArgument(f"{what} cannot be made an array: {told}{mend}") from error
     if texts:
         if not all(isinstance(value, str | bytes) for value in whole.flat):
             return whole
@@ -98,7 +95,7 @@ def say_alike(what: str, names: Iterable[str]) -> None:
                 "one, correct the data"
             )
             continue
-        first = capitals.setdefault(plain_name.casefold(), name)
+        first = capitals.setdefault(plain_name.lower(), name)
         if first != name and len(plain_name) > 1:
             pairs.append((first, name))
     if pairs:

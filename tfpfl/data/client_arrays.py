@@ -22,7 +22,7 @@ from tfpfl.data.layout import (
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.partitioners import check_seed
 from tfpfl.data.randomness import Stream, generator
-from tfpfl.data.source import Source, as_examples, as_labels, check_same_length
+from tfpfl.data.source import ONE_SHAPE, Source, as_examples, as_labels, check_same_length
 from tfpfl.data.targets import Targets, as_targets, check_sort, check_widths, say_large, strata
 from tfpfl.data.writing import absent, cut_validation, describe_source, write_federation
 
@@ -57,7 +57,8 @@ def write_clients(
         if not 0 <= fraction < 1:
             raise InvalidArgument(f"{what} must lie in [0, 1), found {fraction}")
     data = client_arrays(clients, test, targets)
-    _say_same_parts(data)
+    if made_by != "from_table":  # each row has one part, so that rows are equal by chance alone
+        _say_same_parts(data)
     names = names_of(data)
     xs, ys, rows = rows_of_clients(data)
     y, wanted = np.concatenate(ys), None
@@ -182,18 +183,14 @@ def _say_same_parts(data: Mapping[Any, Mapping[str, tuple[Any, np.ndarray]]]) ->
         arrays = [[*split(x), y] for x, y in (one, other)]
         return bool(len(one[1])) and all(np.array_equal(a, b) for a, b in zip(*arrays, strict=True))
 
-    same = [
-        (client, part)
-        for client, parts in data.items()
-        for part in ("validation", "test")
-        if part in parts and equal(parts["train"], parts[part])
-    ]
-    if same:
-        warn_user(
-            f"the {same[0][1]} examples of {len({client for client, _ in same})} clients, such as {same[0][0]!r}, are "
-            "their training examples: their scores say nothing about new data. Give other examples, or leave this part "
-            "out and it is set aside (validation, test_fraction)"
-        )
+    for part in ("validation", "test"):
+        same = [client for client, parts in data.items() if part in parts and equal(parts["train"], parts[part])]
+        if same:
+            warn_user(
+                f"the {part} examples of {len(same)} clients, such as {same[0]!r}, are equal to their training "
+                "examples: their scores say nothing about new data. Give other examples, or leave this part out and it "
+                "is set aside (validation, test_fraction)"
+            )
 
 
 def _checked_part(
@@ -201,7 +198,7 @@ def _checked_part(
 ) -> tuple[Any, np.ndarray]:
     """The examples and labels of a part of a client's data, checked; `several`: they are several arrays."""
     what = f"client {client!r}: {part}"
-    x = checked_examples(x, what, as_examples) if several else as_array(x, f"{what} examples")
+    x = checked_examples(x, what, as_examples) if several else as_array(x, f"{what} examples", ONE_SHAPE)
     if not ((several or x.ndim) and y.ndim):
         shown = "several arrays" if several else x.shape
         raise InvalidArgument(f"{what} must be arrays with one row per example, found shapes {shown} and {y.shape}")
@@ -240,11 +237,7 @@ def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[Any
         ys.append(element[1])
     if not xs:
         raise InvalidArgument(f"client {client!r} has no examples")
-    if _are_batches(dataset.element_spec, xs[0], ys[0], targets):
-        raise InvalidArgument(
-            f"client {client!r}: every element of its dataset must be one example and its label, and these are batches "
-            "of examples. Leave out batch(), or undo it with preprocess(lambda dataset: dataset.unbatch())"
-        )
+    _check_single(client, dataset.element_spec, xs[0], ys[0], targets)
     what = f"client {client!r}:"
     y = _checked_y(np.stack(ys), targets, what)
     if not isinstance(xs[0], Mapping | tuple):
@@ -253,13 +246,38 @@ def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[Any
     return checked_examples(stacked, what, as_examples), y
 
 
-def _are_batches(spec: Any, x: Any, y: Any, targets: str | None) -> bool:
-    """Whether the elements of a dataset are batches: of an unknown number of labels, or of as many as examples."""
-    label = spec[1] if isinstance(spec, tuple) else next((spec[k] for k in ("label", "labels", "y") if k in spec), None)
-    shape = getattr(label, "shape", None)
-    if shape is None or not shape.rank:  # a label is one number or text
-        return False
-    return shape[0] is None or (targets is None and np.ndim(x) > 0 and len(x) == len(y))
+def _check_single(client: Any, spec: Any, x: Any, y: Any, targets: str | None) -> None:
+    """Checks that the elements of a dataset are single examples, and no batches.
+
+    Raises:
+        InvalidArgument: a label is a vector of unknown length, as examples are arrays of one; or one of as many numbers
+            as the first axis of an example has, and a label is a class.
+    """
+    names = ("label", "labels", "y")
+    label = spec[1] if isinstance(spec, tuple) else next((spec[k] for k in names if k in spec), None)
+    example = spec[0] if isinstance(spec, tuple) else next(part for k, part in spec.items() if k not in names)
+    shapes = [getattr(part, "shape", None) for part in (*split(example), label)]
+    if any(shape is None or not shape.rank for shape in shapes):  # a label is one number or text
+        return
+    undo = "leave out batch(), or undo it with preprocess(lambda dataset: dataset.unbatch())"
+    if all(shape[0] is None for shape in shapes):
+        raise InvalidArgument(
+            f"client {client!r}: every element of its dataset must be one example and its label, and these are batches "
+            f"of examples: {undo}"
+        )
+    if any(len(part) != len(y) for part in split(x)):
+        return
+    if targets is None:
+        raise InvalidArgument(
+            f"client {client!r}: every element of its dataset has {len(y)} labels. If it is a batch of examples, "
+            f"{undo}. If a label is one-hot, give its place: map it by tf.argmax(y). If an example has several labels, "
+            "say targets='binary'"
+        )
+    if len(shapes) == 2 and shapes[0].rank > 1:
+        warn_user(
+            f"client {client!r}: every element of its dataset is taken for one example {shapes[0]} with {len(y)} "
+            f"targets. If it is a batch of examples, {undo}"
+        )
 
 
 def names_of(data: dict) -> list[str]:

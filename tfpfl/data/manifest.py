@@ -132,8 +132,8 @@ def read_manifest(folder: Path) -> dict:
         raise FederationError(f"{folder} is not a federation: it has no manifest.json") from None
     except NotADirectoryError:
         raise FederationError(
-            f"{folder} is a file, and a federation is a folder. Federation.from_table, or tfpfl partition --from FILE, "
-            "makes one of a table"
+            f"{folder} is a file or in one, and a federation is a folder. Federation.from_table, or tfpfl partition "
+            "--from FILE, makes one of a table"
         ) from None
     except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, long numbers
         raise FederationError(f"{folder} is not a federation: its manifest.json cannot be read ({error})") from None

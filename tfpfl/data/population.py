@@ -56,8 +56,7 @@ class Sampling:
         if self.kind == "range":
             if not 1 <= self.low <= self.high or self.low % 1 or self.high % 1:
                 raise InvalidArgument(
-                    f"sampling range needs whole numbers 1 <= low <= high, found low={self.low}, high={self.high}: "
-                    "say them with sampling_range=(low, high) (--sampling-range LOW HIGH at the command line)"
+                    f"sampling range needs whole numbers 1 <= low <= high, found low={self.low}, high={self.high}"
                 )
             for name in ("low", "high"):  # with a NumPy number, a draw of 64 bits would become a float
                 object.__setattr__(self, name, int(getattr(self, name)))

@@ -12,6 +12,7 @@ from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole, s
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
+ONE_SHAPE = ". Give all examples one shape: for example, resize images, and pad lists of tokens to one length"
 LARGE = 100.0  # a root mean square: there, least squares diverge with rates above 2 / LARGE² = 0.0002
 LARGEST = 1e15  # of an example's numbers; sums of squares of larger ones soon overflow in float32
 
@@ -142,7 +143,7 @@ def as_examples(x: ArrayLike, what: str) -> np.ndarray:
     Raises:
         InvalidArgument: x is not numeric, a scalar, without features, or not finite as float32.
     """
-    x = as_array(x, f"{what} examples")
+    x = as_array(x, f"{what} examples", ONE_SHAPE)
     if x.ndim < 1 or x.dtype.kind not in "biuf":
         raise InvalidArgument(
             f"{what} examples must be an array of numbers [N, ...], found {x.dtype} of shape {x.shape}"

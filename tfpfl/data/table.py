@@ -31,7 +31,7 @@ LISTED = 20  # at most so many columns are named in a message
 ROW_NUMBERS = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__")
 OF_RESET = re.compile(r"index|level_[0-9]+")  # what they are called after reset_index(), and other columns may be
 WHOLE = re.compile(r"[+-]?[0-9]{1,1000}")  # how whole numbers are written
-DECIMAL_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+([eE][+-]?[0-9]+)?")
+WITH_COMMAS = re.compile(r"[+-]?[0-9]+(,[0-9]+)+(\.[0-9]*)?([eE][+-]?[0-9]+)?")  # decimal commas, or those of thousands
 # Kinds of columns that NumPy makes numbers of, which would then mean something else, and what to do about them.
 NO_FEATURES = {
     "c": ("complex numbers", "give the real and the imaginary part as two columns"),
@@ -307,8 +307,11 @@ def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -
         row = next((i for i, v in enumerate(values) if not is_missing(v) and not is_number(v)), None)
         shown = "" if row is None else f", row {row + 1} has {cut(values[row])}"
         if row is not None:
-            if row is not None and DECIMAL_COMMA.fullmatch(str(values[row]).strip()):
-                mend = "write decimal points, for example by pandas.read_csv(file, decimal=',') and to_csv"
+            if row is not None and WITH_COMMAS.fullmatch(str(values[row]).strip()):
+                mend = (
+                    "write numbers with a decimal point and no other sign between digits. pandas.read_csv(file, "
+                    "decimal=',') reads a comma as the decimal point, and thousands=',' leaves it out"
+                )
             raise InvalidArgument(f"column {name!r} is not numeric{shown}: {mend}")
         present(name, values)
         values = np.array([float(v) for v in values])

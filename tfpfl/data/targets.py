@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_choice, one_line, warn_user
-from tfpfl.data.arrays import COARSE, as_array, coarse
+from tfpfl.data.arrays import as_array, coarse
 from tfpfl.data.manifest import SORTS, FederationError
 from tfpfl.data.source import LARGE, LARGEST, check_ordered
 
@@ -122,7 +122,6 @@ def say_large(y: np.ndarray, targets: Targets) -> None:
     if targets.sort != "real" or not len(y):
         return
     size = np.sqrt(np.square(y, dtype=np.float64).mean(0))
-    size[np.abs(y).max(0) * np.finfo(np.float32).eps > COARSE * np.ptp(y, axis=0)] = 0  # `as_targets` advises on these
     sizes = zip(targets.names, size, strict=True)
     found = [f"{one_line(name, 30)} ({value:.3g})" for name, value in sizes if value > LARGE]
     if found:

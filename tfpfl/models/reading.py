@@ -179,6 +179,6 @@ def _last(output: Any) -> Any:
 
 
 def _is_linear(op: Any) -> bool:
-    if op.type in ("BiasAdd", "Add", "AddV2"):
+    if op.type == "BiasAdd" or (op.type in ("Add", "AddV2") and op.inputs[1].shape.rank == 1):  # and no skip connection
         op = _last(op.inputs[0])
     return op.type == "MatMul"

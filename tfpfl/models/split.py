@@ -117,18 +117,18 @@ class SplitModel(Normalized):
     ) -> None:
         if head_init not in HEAD_INITS:
             raise InvalidArgument(f"unknown head_init {head_init!r}: one of {', '.join(HEAD_INITS)}")
-        check_model_seed(seed)
-        check_adapters(adapters, personal)
-        if train_from is not None:
-            given = {"seed": seed, "head_init": head_init, "kind": kind, "batch_norm": batch_norm}
-            self._cut(backbone, train_from, input_shape, adapters=adapters, personal=personal, **given)
-            return
         if not isinstance(backbone, keras.layers.Layer):
             raise InvalidArgument(
                 f"the backbone is a Keras model, found {one_line(repr(backbone))}. A network of tfpfl is made by "
                 "tfpfl.models.build_network('mlp200', federation.example_shape), and one in a file is read by "
                 "keras.models.load_model"
             )
+        check_model_seed(seed)
+        check_adapters(adapters, personal)
+        if train_from is not None:
+            given = {"seed": seed, "head_init": head_init, "kind": kind, "batch_norm": batch_norm}
+            self._cut(backbone, train_from, input_shape, adapters=adapters, personal=personal, **given)
+            return
         self.backbone, self.seed, self.head_init, self.kind = backbone, int(seed), head_init, head_kind(kind)
         self.inputs = Inputs(backbone, input_shape)
         self.input_shape = self.inputs.shape

@@ -58,7 +58,7 @@ _NEWER: dict[str, Any] = {"objective": "mean", "schedule": None, "schedule_of": 
 _NEWER |= {"network_place": None, "network_beside": None, "network_weights": None}
 _NEWER |= {"train_from": None, "adapters": None, "personal": None, "batch_norm": None}
 _NEWER |= {"init": None, "secure": False, "secure_clip": None, "secure_noise": None, "secure_threshold": THRESHOLD}
-_NOT_IDENTITY = ("rounds", "versions", "federation", "network_place", "network_weights")  # they may differ later
+NOT_IDENTITY = ("rounds", "versions", "federation", "network_place", "network_weights")  # they may differ later
 
 
 class RunError(InvalidArgument):
@@ -182,6 +182,8 @@ class RunConfig:
             )
         if sizes is not None and self.sampling != "range":
             raise InvalidArgument(f"sampling_range needs sampling='range', found sampling={self.sampling!r}")
+        if sizes is None and self.sampling == "range":
+            raise InvalidArgument("sampling='range' needs sampling_range, the smallest and the largest cohort")
         self.sampling_plan()
         self.availability()
         check_choice(on_broken=(self.on_broken, ON_BROKEN), init=(self.init or "keras", INITS))
@@ -297,7 +299,7 @@ class RunConfig:
     @property
     def run_id(self) -> str:
         """A sha256 of all entries that decide the run's numbers. It stays the same when a run gets more rounds."""
-        identity = {k: v for k, v in entries(self).items() if k not in _NOT_IDENTITY}
+        identity = {k: v for k, v in entries(self).items() if k not in NOT_IDENTITY}
         if self.own_method is None:
             del identity["own_method"]
         else:  # what is in the file counts, not where it is

@@ -14,7 +14,7 @@ from tfpfl.data.kinds import CLASSIFICATION
 from tfpfl.data.manifest import plain_values
 from tfpfl.models.modules_beside import sha256_of
 from tfpfl.runs.checked import file_hash
-from tfpfl.runs.config import RunConfig, RunError, read_config
+from tfpfl.runs.config import NOT_IDENTITY, RunConfig, RunError, read_config
 from tfpfl.runs.own_metrics import REGISTERED
 
 # What `RunConfig.resolved` replaces, adds or writes in another way. The number of rounds may be another one.
@@ -129,14 +129,16 @@ def config_to_continue(asked: RunConfig, folder: str | os.PathLike, federation: 
 
 def _all(kept: RunConfig, wanted: RunConfig) -> Pairs:
     """The entries of two configurations that are resolved, but for those that decide no number."""
-    for name in (f.name for f in fields(RunConfig) if f.name not in ("federation", "network_place")):
+    for name in (f.name for f in fields(RunConfig) if f.name not in NOT_IDENTITY):
         own, given = getattr(kept, name), getattr(wanted, name)
         if name != "own_method" and isinstance(own, dict) and isinstance(given, dict):
             yield from ((key, _of_file(own.get(key)), _of_file(given.get(key))) for key in {**own, **given})
         else:
-            yield name, _of_file(own), _of_file(given)
+            yield name, _of_file(own, name), _of_file(given, name)
 
 
-def _of_file(value: Any) -> Any:
-    """A value as it is; of a file of the user's, its hash."""
-    return _hash(sha256_of(value)) if isinstance(value, dict) and "sha256" in value else value
+def _of_file(value: Any, name: str = "") -> Any:
+    """A value as it is; of a file of the user's, or of an entry that is a hash, its hash."""
+    if isinstance(value, dict) and "sha256" in value:
+        return _hash(sha256_of(value))
+    return _hash(value) if name.endswith("_hash") else value

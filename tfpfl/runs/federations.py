@@ -32,8 +32,8 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
         federation = Federation.load(config.federation)
     elif started and config.partition not in PARTITIONERS:
         raise RunError(
-            f"the run's federation {config.federation} is missing. It was made of your own data, {config.dataset!r}, "
-            "and cannot be built anew: put the folder back there"
+            f"the run's federation {config.federation} is missing. Its data, {config.dataset!r}, or their partition "
+            "are your own, so that it cannot be built anew: put the folder back there"
         )
     else:
         try:
@@ -42,7 +42,8 @@ def open_federation(config: RunConfig, *, allow_download: bool = False) -> Feder
             if not started:
                 raise
             raise RunError(
-                f"the run's federation {config.federation} is missing, and it could not be built: {error}"
+                f"the run's federation {config.federation} is missing, and it could not be built: {error}. If the data "
+                "are your own, put the folder back there"
             ) from error
     if config.federation_hash is not None and federation.hash != config.federation_hash:
         raise RunError(

@@ -53,7 +53,8 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 _OF_A_FOLDER = ("config.json", "manifest.json", "summary.json", "history.csv", "clients.csv", "live.sqlite")
-_ENDINGS = (".npy", ".npz", ".keras", ".py", ".bin")
+_ENDINGS = (".raw", ".npy", ".npz", ".keras", ".py", ".bin", ".tflite", ".safetensors")
+_NO_TEXT = (".xlsx", ".xls", ".ods", ".parquet", ".json", ".npy", ".npz")
 
 
 def check_place(path: Path, begins: Sequence[str] = ()) -> None:
@@ -66,8 +67,10 @@ def check_place(path: Path, begins: Sequence[str] = ()) -> None:
 
     Raises:
         InvalidArgument: it is a folder, its folder does not exist, or this user must not write there; it is a file of a
-            run or a federation; or it begins in another way.
+            run or a federation; it begins in another way; or it is text, and the name ends as that of no text.
     """
+    if begins:
+        check_is_text(path)
     if path.is_dir():
         raise InvalidArgument(f"{path} cannot be written: it is a folder. Name a file")
     if not path.parent.is_dir():
@@ -82,11 +85,27 @@ def check_place(path: Path, begins: Sequence[str] = ()) -> None:
         path.name in _OF_A_FOLDER or path.name.startswith("state.sqlite") or path.suffix in _ENDINGS
     ):
         raise InvalidArgument(f"{path} is a file of the run or federation in this folder: name another file")
-    if begins and (found := path.read_bytes()[:200]) and not found.decode(errors="replace").startswith(tuple(begins)):
+    if begins and (found := beginning(path)) and not found.startswith(tuple(begins)):
         raise InvalidArgument(
             f"{path} exists, and begins in another way than what is to be written, so it may be your own data: name "
             "another file, or remove this one first"
         )
+
+
+def check_is_text(path: Path) -> None:
+    """Checks that the name of a file for text does not end as that of a workbook or of arrays.
+
+    Raises:
+        InvalidArgument: it does.
+    """
+    if path.suffix.lower() in _NO_TEXT:
+        raise InvalidArgument(f"{path}: what is written is text, and no {path.suffix} file. Give another ending")
+
+
+def beginning(path: Path) -> str:
+    """The first 200 bytes of a file as text."""
+    with open(path, "rb") as file:
+        return file.read(200).decode(errors="replace")
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

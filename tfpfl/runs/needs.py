@@ -8,6 +8,7 @@ from tfpfl.data import Federation, Population, load_source
 from tfpfl.data.manifest import plain_values
 from tfpfl.engines.engine import check_engine
 from tfpfl.engines.inputs import OPENED
+from tfpfl.models import SplitModel
 from tfpfl.runs.aggregators import PRIVATE, check_statistic
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import as_metric
@@ -87,8 +88,17 @@ def warn_of_small_rounds(config: RunConfig, population: Population) -> None:
         )
 
 
-def warn_of_mixed_labels(config: RunConfig, federation: Federation, population: Population) -> None:
-    """Warns if clients share one head whose outputs stand for other classes with each of them."""
+def warn_of_model(config: RunConfig, model: SplitModel, federation: Federation, population: Population) -> None:
+    """Warns of heads that learn less than they could.
+
+    One head is shared, and each of its outputs stands for other classes with each client; or the backbone is a whole
+    classifier, so that features are the logits of its last layer.
+    """
+    if model.ends_linear and model.kind.label.is_classes and model.num_features == federation.num_labels:
+        warn_user(
+            f"the backbone ends in a layer without activation with {model.num_features} outputs, as many as there are "
+            "classes. If it is the last layer of a classifier, leave it out; tfpfl adds one for every client"
+        )
     if config.labels != "local" or config.method.head != "shared":
         return
     own = federation.population(labels="local", client_ids=population.client_ids.tolist())

@@ -12,7 +12,7 @@ from tfpfl.algorithms.transforms.objective import with_objective
 from tfpfl.algorithms.transforms.schedule import scheduled
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.algorithms.transforms.secure import CLIP, secured, weights_of
-from tfpfl.checks import InvalidArgument, warn_user
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.data.kinds import LabelKind
 from tfpfl.data.population import Population
@@ -77,11 +77,6 @@ class Recipe:
         of_trunk = federation.manifest.get("trunk") if config.train_from else None
         shape = tuple(of_trunk["example_shape"]) if of_trunk else federation.example_shape
         model = self.model(shape, kind_of(federation, config.kind))
-        if model.ends_linear and model.kind.label.is_classes and model.num_features == federation.num_labels:
-            warn_user(
-                f"the backbone ends in a layer without activation with {model.num_features} outputs, as many as there "
-                "are classes. If it is the last layer of a classifier, leave it out; tfpfl adds one for every client"
-            )
         return (model.above or model) if of_trunk else model, population
 
     def model(self, shape: Any, kind: str | LabelKind) -> SplitModel:

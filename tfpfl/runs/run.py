@@ -47,7 +47,7 @@ from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder
 from tfpfl.runs.metrics import known_metrics
-from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_mixed_labels, warn_of_small_rounds
+from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_model, warn_of_small_rounds
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import plain, summary_after, totals, warnings_of, write_clients, write_history, write_summary
@@ -133,7 +133,7 @@ class Run:
             federation = open_federation(config, allow_download=allow_download) if federation is None else federation
             run = cls.planned(config, folder, federation)
             warn_of_small_rounds(config, run.population)
-            warn_of_mixed_labels(run.config, federation, run.population)
+            warn_of_model(run.config, run.whole, federation, run.population)
             if run.recipe.network is not None and run.config.network_file is not None:
                 (folder / run.config.network_file).write_bytes(run.recipe.network[1])  # what was checked
             own_methods.keep(run.config, folder)

@@ -44,7 +44,15 @@ from tfpfl.studies.run_groups import (
     paired,
     pairs_protocol,
 )
-from tfpfl.studies.told import told_classes, told_conditions, told_ends, told_lengths, told_seen, told_splits
+from tfpfl.studies.told import (
+    told_classes,
+    told_conditions,
+    told_ends,
+    told_lengths,
+    told_seen,
+    told_splits,
+    told_unscored,
+)
 
 BASELINES = ("local", "fedavg_ft")  # what personalization has to beat: training alone, and plain fine-tuning
 COLUMNS = (  # of every table from `rows`; some are NaN, or left out, where the runs have no such number
@@ -266,9 +274,8 @@ def notes(
         gains: whether the table shows gains, p or shares of clients that are worse.
     """
     gains = gains and not {record.config.algorithm for record in records}.isdisjoint(BASELINES)
-    scored = {result.split for record in records for result in record.results}
-    none = "" if protocol.split in scored else f"No client was scored on {protocol.split} examples: it has none."
-    told = [none, told_seen(records, protocol), told_conditions(records), told_classes(records)]
+    told = [told_unscored(records, protocol), told_seen(records, protocol)]
+    told += [told_conditions(records), told_classes(records)]
     if gains and any(is_mixed(record, protocol) for record in records):
         seen = pairs_protocol(records, protocol, pairs).clients == "seen"
         whose = "clients that both methods had seen" if seen else "all clients, seen or not"

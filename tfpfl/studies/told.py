@@ -81,6 +81,14 @@ def told_ends(records: Sequence[Record]) -> list[str]:
     return told
 
 
+def told_unscored(records: Sequence[Record], protocol: Protocol) -> str:
+    """A sentence: why no record has a score of this protocol's examples; '' if one has."""
+    found = [result.num_clients for record in records for result in record.results if result.split == protocol.split]
+    if any(found):
+        return ""
+    return f"No client has {protocol.split} examples." if found else f"Nothing was scored on {protocol.split} examples."
+
+
 def told_splits(records: Sequence[Record]) -> str:
     """A sentence: whether the seeds have one split of the data; '' if there is one seed."""
     if len({r.config.seed for r in records}) < 2:

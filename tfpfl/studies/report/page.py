@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tfpfl.checks import InvalidArgument, check_listed, check_type, one_line
-from tfpfl.runs.files import write_whole
+from tfpfl.runs.files import beginning, write_whole
 from tfpfl.studies.comparison import BASELINES
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
@@ -32,7 +32,7 @@ def write_report(records: Sequence[Record], out: str | os.PathLike, **options) -
     out = Path(out)
     if out.is_dir():
         raise ReportError(f"{out} is a folder; name the file, for example {out / 'report.html'}")
-    if out.is_file() and (found := out.read_bytes()[:200]) and not found.lstrip().lower().startswith(b"<!doctype html"):
+    if out.is_file() and (found := beginning(out)) and not found.lstrip().lower().startswith("<!doctype html"):
         raise ReportError(f"{out} exists and is no page of HTML: it may be your own data. Name another file")
     page = render(records, **options)
     out.parent.mkdir(parents=True, exist_ok=True)
