@@ -27,8 +27,8 @@ def as_array(values: ArrayLike, what: str, mend: str = "") -> np.ndarray:
         texts = found.dtype.kind in "US" and not hasattr(values, "dtype")
         whole = np.asarray(values, object) if texts else found
     except ValueError as error:
-        found = _shapes(values)
-        told = f"they have different shapes, {found}" if found else str(error)
+        shapes = _shapes(values)
+        told = f"they have different shapes, {shapes}" if shapes else str(error)
         raise InvalidArgument(f"{what} cannot be made an array: {told}{mend}") from error
     if texts:
         if not all(isinstance(value, str | bytes) for value in whole.flat):

@@ -256,8 +256,8 @@ def _check_single(client: Any, spec: Any, x: Any, y: Any, targets: str | None) -
     names = ("label", "labels", "y")
     label = spec[1] if isinstance(spec, tuple) else next((spec[k] for k in names if k in spec), None)
     example = spec[0] if isinstance(spec, tuple) else next(part for k, part in spec.items() if k not in names)
-    shapes = [getattr(part, "shape", None) for part in (*split(example), label)]
-    if any(shape is None or not shape.rank for shape in shapes):  # a label is one number or text
+    shapes = [part.shape for part in (*split(example), label) if getattr(part, "shape", None) is not None]
+    if label is None or not all(shape.rank for shape in shapes):  # a label is one number or text
         return
     undo = "leave out batch(), or undo it with preprocess(lambda dataset: dataset.unbatch())"
     if all(shape[0] is None for shape in shapes):
