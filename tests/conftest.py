@@ -129,6 +129,7 @@ def pytest_addoption(parser):
     parser.addoption("--part", metavar="K/N", type=parts.asked, help="Of the slow tests, those of part K of N; K < N.")
     parser.addoption("--table-part", metavar="K/N", type=parts.asked, help="Of further cases, those of part K of N.")
     parser.addoption("--fast-part", metavar="K/N", type=parts.asked, help="Of the fast tests, those of part K of N.")
+    parser.addoption("--docs-part", metavar="K/N", type=parts.asked, help="Of the tests of docs, those of part K of N.")
     parser.addoption("--store-durations", action="store_true", help=f"Write CPU seconds into {DURATIONS.name}.")
 
 
@@ -153,6 +154,7 @@ def pytest_collection_modifyitems(session, config, items):
         session.left_out[item.path] = session.left_out.get(item.path, True) and bool(marked(item))
     others = {*of_other_parts(items, "slow", config.getoption("--part"))}
     others |= {*of_other_parts(items, "", config.getoption("--fast-part"))}
+    others |= {*of_other_parts(items, "docs", config.getoption("--docs-part"))}
     if asked := config.getoption("--table-part"):  # case by case: nearly all are of a few files
         tables = [item for item in items if marked(item) == "table"]
         others |= {item for item in tables if parts.of_name(item.nodeid, asked[1]) != asked[0]}

@@ -94,7 +94,12 @@ def ids(*more) -> set:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "option, cut",
-    [("--part", "slow and not table"), ("--fast-part", "not slow and not docs"), ("--table-part", "table")],
+    [
+        ("--part", "slow and not table"),
+        ("--fast-part", "not slow and not docs"),
+        ("--docs-part", "docs"),
+        ("--table-part", "table"),
+    ],
 )
 def test_every_test_of_a_kind_is_of_one_part_and_all_others_are_of_each(option, cut):
     first, second = (ids(option, f"{part}/2") for part in range(2))

@@ -1,6 +1,7 @@
 """Parts of the tests, for conftest.py.
 
-`--part`, `--fast-part`: a file's slow tests, or its fast ones, are of one part of N. Keys are those of durations.json.
+`--part`, `--fast-part`, `--docs-part`: a file's slow tests, its fast ones, or those marked docs, are of one part of N.
+Keys are those of durations.json.
 `--table-part`: every further case (`table`) is of one part of N by itself.
 """
 
