@@ -34,6 +34,8 @@ def write_table(path: Path) -> None:
 
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "hospitals")
+if folder.exists():
+    sys.exit(f"{folder} exists already: remove it, or name another folder")
 folder.mkdir()
 write_table(folder / "patients.csv")
 federation = tfpfl.Federation.from_table(

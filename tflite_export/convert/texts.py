@@ -26,7 +26,7 @@ def _of_outputs(model) -> str:
     """How many outputs there are, and of what kind."""
     k = model["num_classes"]
     if "kind" not in model:
-        return f"{k} classes"
+        return f"{k} class" if k == 1 else f"{k} classes"
     return f"{k} numbers of the kind {model['kind']}" if k > 1 else f"a number of the kind {model['kind']}"
 
 
