@@ -134,7 +134,7 @@ def with_second_rate() -> list:
     return [(name, rate) for name in TAKE_IT for rate in sorted(SECOND & set(ALGORITHMS[name].hyperparameters))]
 
 
-@pytest.mark.parametrize(("name", "rate"), slow_but(with_second_rate(), ("fedrep", "eta_b"), ("fedrod", "eta_p")))
+@pytest.mark.parametrize(("name", "rate"), slow_but(with_second_rate(), ("fedrep", "eta_b")))
 def test_a_second_rate_beside_an_optimizer_object(data, name, rate):
     """0 stops its steps, as it does by name; another value than the default, which was dropped, is refused."""
     hyper = {"steps": 2, "momentum": 0.0}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, loss_of, play
 from helpers.toys import distance, gradient, initial_states, toy
 from tfpfl.algorithms import feddane, fedprox, fedsgd
@@ -39,7 +40,7 @@ def rounds_by_hand(data, start, cohorts, eta, mu, steps, weighting="examples", g
     return path
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("weighting", slow_but(["examples", "uniform"], "examples", ci=("uniform",)))
 def test_rounds_are_the_papers(data, weighting):
     algorithm = feddane(data.model, data.population, mu=0.4, eta=0.1, steps=3, weighting=weighting)
     path, _ = play(algorithm, data, COHORTS)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, play
 from helpers.toys import distance, gradient, toy, toy_of
 from tfpfl.algorithms import fedpac, fedrep
@@ -98,7 +99,7 @@ def rounds_by_hand(data, theta, heads, cohorts, combine=True, least=0.001, lam=L
     return path
 
 
-@pytest.mark.parametrize("combine", [True, False])
+@pytest.mark.parametrize("combine", slow_but([True, False], True, ci=(False,)))
 def test_rounds_are_the_papers(data, combine):
     """Over rounds with absent clients, with and without the combination of heads."""
     algorithm = fedpac(data.model, data.population, combine=combine, **WORK)
@@ -219,6 +220,7 @@ def test_what_is_refused(data):
         fedpac(other.model, other.population)
 
 
+@pytest.mark.slow
 def test_a_cohort_of_one_that_is_known_when_the_round_is_traced_can_be_combined(data):
     """So `check_follows` asks; FedPAC could never be created with a schedule."""
     check_follows(fedpac(data.model, data.population, **WORK))

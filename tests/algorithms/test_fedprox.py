@@ -57,6 +57,7 @@ def test_closed_form_on_a_quadratic(data, implicit):
     assert distance(found, fixed_point + factor**steps * (w - fixed_point)) < 1e-9
 
 
+@pytest.mark.slow
 def test_a_straggler_that_has_one_epoch_to_do_does_it(data):
     late = fedprox(data.model, data.population, **{**SOLVER, "epochs": 1}, straggler=1.0)
     on_time = fedprox(data.model, data.population, **{**SOLVER, "epochs": 1})

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.toys import KINDS, distance, gradient, run, toy_of
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.parts import linear_head
@@ -27,7 +28,7 @@ def initial_heads(data):
     return {i: data.model.head(data.population.info(i, "float64")) for i in data.ids}
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", slow_but(ALL, "classification", "regression", ci=ALL))
 def test_tau_1_is_centralized_gradient_descent(kind):
     data = toy_of(kind)
     server, states = run(pflego_exact(data.model, data.population, tau=1, rho=0.2), data, rounds=3)
@@ -39,7 +40,7 @@ def test_tau_1_is_centralized_gradient_descent(kind):
     assert distance([states[i] for i in data.ids], [heads[i] for i in data.ids]) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", slow_but(ALL, "classification", "regression", ci=ALL))
 def test_cached_features_give_the_gradient_of_the_whole_objective(kind):
     """tau - 1 steps on the head by GradientTape through the whole model, then one joint step."""
     data = toy_of(kind)

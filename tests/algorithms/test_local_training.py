@@ -54,6 +54,7 @@ def test_an_epoch_visits_each_example_once_and_keeps_the_last_part(n, batch_size
         assert len({tuple(epoch) for epoch in per_epoch}) == 3  # another order every time
 
 
+@pytest.mark.slow
 def test_steps_go_on_into_the_next_epoch():
     seen = batches(10, steps=5, batch_size=4)
     assert [len(b) for b in seen] == [4, 4, 2, 4, 4]

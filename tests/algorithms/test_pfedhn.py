@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, play
 from helpers.toys import client_loss, distance, gradient, toy
 from tfpfl.algorithms import pfedhn
@@ -52,12 +53,15 @@ def trained(data, weights, i, steps=2):
 
 @pytest.mark.parametrize(
     "how",
-    [
-        {"hyper_momentum": 0.0, "wd": 0.0, "clip": None, "alpha": 0.05},
-        {"alpha": 0.03, "embed_alpha": 0.07},  # with the authors' momentum and decay
-        {"alpha": 0.03, "clip": 0.01, "n_hidden": 2, "embed_dim": 4},
-        {"n_hidden": 0, "bias_init": "uniform"},
-    ],
+    slow_but(
+        [
+            {"hyper_momentum": 0.0, "wd": 0.0, "clip": None, "alpha": 0.05},
+            {"alpha": 0.03, "embed_alpha": 0.07},  # with the authors' momentum and decay
+            {"alpha": 0.03, "clip": 0.01, "n_hidden": 2, "embed_dim": 4},
+            {"n_hidden": 0, "bias_init": "uniform"},
+        ],
+        {"alpha": 0.03, "embed_alpha": 0.07},
+    ),
 )
 def test_it_is_written_out_over_rounds(data, how):
     """Embeddings of absent clients move by momentum and decay only."""

@@ -134,6 +134,7 @@ def test_statistics_of_features_are_those_without_masks(name, rates):
     assert identical(*sent) and np.any(tf.nest.flatten(sent[0])[-1])
 
 
+@pytest.mark.slow
 def test_fedfomo_weighs_models_without_masks():
     """Its validation losses, which choose and weigh models of others, are those of an evaluation."""
     data = random()

@@ -378,6 +378,7 @@ def test_a_weight_that_leaves_the_others_little_resolution_is_told_with_its_clie
         secured(dropping(data, 0.0), weights=np.array([1.0, 1, 1, 200, 1]))
 
 
+@pytest.mark.slow
 def test_weights_of_0_alone_are_refused():
     with pytest.raises(InvalidArgument, match="all weights are 0: no client's work would ever count"):
         secured(dropping(toy(dtype="float32"), 1.0))

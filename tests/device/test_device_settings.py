@@ -163,6 +163,7 @@ def test_a_network_that_draws_takes_part_in_no_rounds_and_is_exported_without(fe
     assert client.personalize(x, y, held_out=None).loss > 0
 
 
+@pytest.mark.slow
 def test_a_run_without_rounds_on_devices_keeps_its_own_settings(federation, tmp_path):
     mine = {"tau": 4, "beta": 0.05, "rho": 0.02, "safeguard": False}
     hyper = {**SGD, **mine}
@@ -174,6 +175,7 @@ def test_a_run_without_rounds_on_devices_keeps_its_own_settings(federation, tmp_
     assert personal.training == {**mine, "head_rate": None} and personal.rounds is False
 
 
+@pytest.mark.slow
 def test_the_rate_of_another_inner_optimizer_is_none_of_gradient_steps(federation, tmp_path):
     hyper = {**SGD, "tau": 4, "beta": 0.0003, "inner_opt": "adam"}
     with opened(federation, tmp_path / "run", hyperparameters=hyper, rounds=1) as run:

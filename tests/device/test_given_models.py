@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tensorflow import keras
 
+from helpers.marks import slow_but
 from tflite_export import ExportError, export
 from tflite_export.convert.personal import personal_model
 from tflite_export.device.runtime import write_manifest
@@ -76,12 +77,13 @@ def test_numbers_of_numpy_and_lists_are_taken():
     assert personal.about["dataset"].encode()
 
 
+@pytest.mark.slow
 def test_examples_without_labels_are_still_the_clients(tmp_path):
     quality = export(SOURCE, out=tmp_path / "b", test=(X, None)).manifest["quality"]["backbone.tflite"]
     assert (quality["examples"], quality["on"], quality["accuracy"]) == (20, "the client's test examples", None)
 
 
-@pytest.mark.parametrize("n", [0, 1])
+@pytest.mark.parametrize("n", slow_but([0, 1], 1))
 def test_a_client_with_fewer_than_two_test_examples_is_measured_on_its_training_examples(n, tmp_path):
     """Minus its mean one example is 0, and the files of int8, calibrated on numbers like these, seemed to be wrong."""
     x = 1000 * X

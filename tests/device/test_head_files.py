@@ -34,6 +34,7 @@ def test_two_threads_write_one_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["head.bin"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_deleted_when_a_client_opens_the_head(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
@@ -91,6 +92,7 @@ def test_a_file_system_that_cannot_write_folders_to_the_disk(tmp_path, monkeypat
     assert (tmp_path / "head.bin").read_bytes() == b"new"
 
 
+@pytest.mark.slow
 def test_a_head_that_was_replaced_is_the_present_one_also_after_an_error(tmp_path, monkeypatch):
     """The head in memory is the one in the file, whatever the disk says of the folder; an added class counts."""
     path, bundle = tmp_path / "head.bin", small_bundle("classification", tmp_path)

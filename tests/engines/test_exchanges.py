@@ -443,6 +443,7 @@ def test_who_breaks_the_first_exchange_is_named_and_nobody_else(dane, federation
     assert named == [broken] and "the work of client" in str(told.value)
 
 
+@pytest.mark.slow
 def test_the_first_exchange_counts_if_everybody_leaves_after_it(federation):
     """As in the engine, see `TwoExchanges.next`; with one client a round and many that drop out."""
     availability = Availability(dropout=0.8)

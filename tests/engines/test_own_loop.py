@@ -286,7 +286,11 @@ def test_labels_may_be_any_integers(request, make, dtype):
         (lambda out: out, r"RoundOutput\(server, .* Give what initialize\(\) returned or, after a round, the entry"),
         (lambda out: None, "the server's state has another structure than init_server gives: None, and not"),
         (lambda out: tf.nest.map_structure(lambda w: w[..., None], out.server), "but init_server gives float32"),
-        (lambda out: tf.nest.map_structure(lambda w: tf.cast(w, "float64"), out.server), "as float64"),
+        pytest.param(
+            lambda out: tf.nest.map_structure(lambda w: tf.cast(w, "float64"), out.server),
+            "as float64",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_server_state_that_is_none_is_refused(algorithm, federation, wrong, said):

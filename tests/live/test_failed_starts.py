@@ -91,6 +91,7 @@ def test_a_busy_port_leaves_the_run_as_it_was(make_run, tmp_path, options):
             rounds.close(has_begun=False)
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_opens_no_round(make_run, tmp_path):
     """Enough devices are there for one; it would have the cohort of the start that failed."""
     run = make_run(tmp_path / "run", participation=1.0)
@@ -107,6 +108,7 @@ def test_a_start_that_fails_opens_no_round(make_run, tmp_path):
         rounds.close()
 
 
+@pytest.mark.slow
 def test_a_start_that_is_refused_leaves_alone_what_another_server_has_changed(make_run, tmp_path):
     run = make_run(tmp_path / "run", participation=1.0)
     path, content = run.folder / "config.json", (run.folder / "config.json").read_text()

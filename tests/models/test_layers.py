@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from helpers.marks import slow_but
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.randomness import Fold
 from tfpfl.models import SplitModel, build_network, passes
@@ -206,7 +207,7 @@ def test_another_class_of_normalization_is_frozen_only():
         build("local")
 
 
-@pytest.mark.parametrize("mode", ["local", "shared"])
+@pytest.mark.parametrize("mode", slow_but(["local", "shared"], "local"))
 def test_batch_statistics_of_padded_sequences_are_refused_when_the_model_is_made(mode):
     """It was said in the first round, in the middle of Keras's words about the call."""
     said = "^layer 'norm': batch statistics of padded sequences are not supported. Use batch_norm='frozen', or Layer"

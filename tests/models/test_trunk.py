@@ -75,8 +75,11 @@ def test_a_sequential_model_is_cut():
 
 @pytest.mark.parametrize(
     "layer",
-    [layers.LSTM(3), layers.GRU(3), layers.Bidirectional(layers.SimpleRNN(2))],
-    ids=["LSTM", "GRU", "both ways"],
+    [
+        pytest.param(layers.LSTM(3), id="LSTM", marks=pytest.mark.slow),
+        pytest.param(layers.GRU(3), id="GRU", marks=pytest.mark.slow),
+        pytest.param(layers.Bidirectional(layers.SimpleRNN(2)), id="both ways"),
+    ],
 )
 def test_a_trunk_may_have_recurrent_layers(layer):
     """In Keras 2 they ask their weights for their rank, which arrays do not have."""
@@ -292,6 +295,7 @@ def hash_of(model):
     return SplitModel(model, train_from="top").trunk.hash
 
 
+@pytest.mark.slow
 def test_the_hash_is_of_weights_architecture_and_code(monkeypatch):
     """It is not of names, nor of what lies above."""
     same = hash_of(with_layer(Scaled()))
@@ -414,6 +418,7 @@ def rewritten(folder, phi):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.slow
 def test_a_damaged_folder_is_refused(federation, tmp_path):
     model = SplitModel(network(), train_from="top")
     good = trunk_federation(model, federation, tmp_path / "good")[0].path

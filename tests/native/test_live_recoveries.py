@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.native import NativeError
 from helpers.native_live import OWN_CLOCK, NativeLive, Proxy, live_programs, missing
 from helpers.phone_bundles import CLASSES, drawn, small_bundle
@@ -318,7 +319,7 @@ RESTS = {  # name: [(what the server asks for, its round, the seconds that it na
 }
 
 
-@pytest.mark.parametrize("name", RESTS)
+@pytest.mark.parametrize("name", slow_but(RESTS, *list(RESTS)[::4], ci=RESTS))
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_device_rests_after_a_refusal(bundle, litert_library, tmp_path, language, name):
     """Otherwise it would compute and send the same again at once, as often as it can."""

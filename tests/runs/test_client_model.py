@@ -409,6 +409,7 @@ def test_the_columns_of_a_table_are_found_by_their_names(patients, tmp_path, mon
     assert read("31,70.5\n32,0\n", "does not name the columns: they are taken in the order 'age', 'mass'") == wanted
 
 
+@pytest.mark.slow
 def test_a_model_of_a_table_says_its_columns_and_their_order(patients, tmp_path):
     """In the file beside the Keras model, in a bundle's manifest and on its card."""
     config = RunConfig(algorithm="pflego", participation=1, rounds=1, hyperparameters={"tau": 2}, network="mlp200")

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.marks import slow_but
 from helpers.toys import backbone
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.contract import ClientData
@@ -116,6 +117,7 @@ def test_steps_on_the_head_alone(model, name, options, steps):
     assert work(model, name, **options).head_steps == pytest.approx(steps)
 
 
+@pytest.mark.slow
 def test_a_newton_step_is_counted_by_its_products(model):
     """Logits and gradient; the probabilities; the Hessian for each conjugate gradient; one loss or more."""
     found = work(model, "pflego", tau=2, inner_opt="newton").head_steps
@@ -163,7 +165,9 @@ def flops_of(shape, *layers) -> Flops:
     return backbone_flops(SplitModel(keras.Sequential([keras.Input(shape), *layers])))
 
 
-@pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
+@pytest.mark.parametrize(
+    "layer", slow_but([keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN], keras.layers.SimpleRNN)
+)
 def test_operations_of_a_loop_are_those_of_its_steps(layer):
     """Written out, step by step, it is the same network; a loop also counts its steps, and adds up its gradients."""
     written = flops_of((10, 8), layer(16, unroll=True))
@@ -261,6 +265,7 @@ def test_steps_on_batches_count_for_a_client_of_usual_size(tmp_path):
         assert run.passes == Passes(10, 10)  # of the smallest client: 8 and 2 of 10 examples in turn
 
 
+@pytest.mark.slow
 def test_whether_a_client_straggles_in_round_1_says_nothing_of_the_others(six_clients, tmp_path):
     """Its part of the work was taken for that of a visit: passes, clock and deadlines then followed from the seed."""
     for seed in range(3):

@@ -117,6 +117,7 @@ def test_in_a_round_without_a_secure_sum_nobody_has_taken_part():
     assert took_part(config, history, []) == dict.fromkeys(cohort(0, 3, population).tolist(), 3) | seen
 
 
+@pytest.mark.slow
 def test_a_straggler_that_fedprox_drops_has_not_taken_part(six_clients, tmp_path):
     """Against the weights of its visits: of who is dropped they are 0."""
     how = {"hyperparameters": {"straggler": 0.7, "straggler_policy": "drop", "steps": 1}}

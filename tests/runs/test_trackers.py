@@ -98,6 +98,7 @@ class Away(Memory):
         super()._close(done)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_for_a_while_gets_all_rounds(six_clients, tmp_path):
     told = {}
     with pytest.warns(UserWarning, match=r"Away did not take the numbers of round 2 \(ConnectionError.*goes on"):
@@ -105,6 +106,7 @@ def test_a_server_that_is_away_for_a_while_gets_all_rounds(six_clients, tmp_path
     assert [step for step, _ in told["numbers"]] == [1, 2, 3, 4, 4] and told["closed"] == [True]
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_does_not_end_the_run(six_clients, tmp_path):
     told = {}
     with pytest.warns(UserWarning) as warned:
@@ -116,6 +118,7 @@ def test_a_server_that_stays_away_does_not_end_the_run(six_clients, tmp_path):
     assert (run.folder / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_closed_also_if_its_files_are_not_taken_and_the_next_one_begins_anew(six_clients, tmp_path):
     class Full(Away):
         def _artifacts(self, files):

@@ -203,6 +203,7 @@ def test_evaluation_in_a_round_is_that_of_the_states_it_commits(federation):
     assert sorted(again) == sorted(stored) and len(stored) == 12
 
 
+@pytest.mark.slow
 def test_fine_tuning_for_scores_draws_with_the_keys_of_the_round_that_is_evaluated(federation):
     """Against the clients' models by `personal_model` itself, with the keys of each round."""
     algorithm = make("fedavg_ft", federation, labels="global", eta=0.05, steps=1, eta_ft=0.3, steps_ft=2, batch_size=4)
@@ -286,6 +287,7 @@ def test_a_store_of_another_algorithm_is_refused(federation):
     assert store.round_num == 1
 
 
+@pytest.mark.slow
 def test_a_store_is_continued_with_its_own_seed_only(federation, tmp_path):
     """Another seed would draw other clients: the result would be of neither seed. Before round 1 the seed is free."""
     algorithm, path = make("fedavg", federation, labels="global", steps=1), tmp_path / "state.sqlite"

@@ -48,6 +48,7 @@ def files(folder):
     return {p.name for p in folder.iterdir()} if folder.exists() else set()
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_closed_gives_its_folder_back_when_nothing_refers_to_it(six_clients, tmp_path):
     """In a notebook, a cell that runs again makes the same run anew, and nobody has the old one to close it."""
     folder = tmp_path / "run"

@@ -172,6 +172,7 @@ def test_the_protocol_of_pgfed_is_the_same_for_all(federation):
     assert distance(moved.theta, server.theta) > 1e-4
 
 
+@pytest.mark.slow
 def test_clients_that_train_alone_start_from_the_first_model_also_where_rates_follow_a_schedule(federation):
     """The number of the round is all that is sent then."""
     plain = make("local", federation, eta=0.1, epochs=1, batch_size=4)
