@@ -191,7 +191,6 @@ def without(run, gone):
     return flatten(run.algorithm.message(training.server_state())), heads, None
 
 
-@pytest.mark.slow
 def test_a_device_sends_no_update_that_is_not_masked(make_run, live, litert_library, tmp_path):
     """With the option. For a device that has joined a run with secure rounds, see test_live_recoveries.py."""
     with make_run(tmp_path / "plain", participation=1.0, rounds=1) as run:
