@@ -152,9 +152,9 @@ def pytest_collection_modifyitems(session, config, items):
     session.left_out = {}
     for item in items:
         session.left_out[item.path] = session.left_out.get(item.path, True) and bool(marked(item))
-    others = {*of_other_parts(items, "slow", config.getoption("--part"))}
-    others |= {*of_other_parts(items, "", config.getoption("--fast-part"))}
-    others |= {*of_other_parts(items, "docs", config.getoption("--docs-part"))}
+    others = set()
+    for mark, option in (("slow", "--part"), ("", "--fast-part"), ("docs", "--docs-part")):
+        others |= {*of_other_parts(items, mark, config.getoption(option))}
     if asked := config.getoption("--table-part"):  # case by case: nearly all are of a few files
         tables = [item for item in items if marked(item) == "table"]
         others |= {item for item in tables if parts.of_name(item.nodeid, asked[1]) != asked[0]}

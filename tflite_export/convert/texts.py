@@ -1,6 +1,7 @@
 """Writes the text of a bundle: the model card."""
 
 from tflite_export.device.layout import MODEL_CARD
+from tfpfl.data.arrays import LISTED, first_of
 from tfpfl.runs.files import markdown
 
 
@@ -53,8 +54,8 @@ def _of_arrays(inputs) -> str:
 
 def _columns(names) -> str:
     """The names of a table's columns in the order in which a model takes them."""
-    more = f" and {len(names) - 20} more (manifest.json has all)" if len(names) > 20 else ""
-    return f"{', '.join(map(markdown, names[:20]))}{more}, in this order"
+    all_of_them = " (manifest.json has all)" if len(names) > LISTED else ""
+    return f"{first_of(list(map(markdown, names)))}{all_of_them}, in this order"
 
 
 def _model_card(manifest, personal) -> str:

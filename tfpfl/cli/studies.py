@@ -11,7 +11,7 @@ from tfpfl.cli.given import data_arguments, hyperparameters_of, options_given, v
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import Names, OneOf, with_names
 from tfpfl.cli.options import RUN_NAMES, SEARCH_NAMES, Picture, RunCommand, allow_code_of, config_option, run_options
-from tfpfl.cli.study import columns_of
+from tfpfl.cli.study import names_in
 from tfpfl.runs.options import DATA_NAMES, METHODS
 
 PROTOCOLS = (
@@ -124,11 +124,11 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
 
     wanted, console = protocols.protocol(protocol), Console()
     for path in write:
-        if path.suffix[1:] not in (*comparing.FORMATS, "tex"):
-            endings = ", .".join((*comparing.FORMATS, "tex"))
+        if path.suffix[1:] not in _BEGINS:
+            endings = ", .".join(_BEGINS)
             raise click.UsageError(f"--write {path}: a table is written as .{endings}; found {path.suffix or 'none'}")
         check_place(path, (_BEGINS[path.suffix[1:]],))
-    names = [name.strip() for name in algorithms.split(",") if name.strip()] if algorithms else []
+    names = list(names_in(algorithms or ""))
     if not folders and not names:
         raise click.UsageError("nothing to compare: give run folders, or --algorithms with the methods to train")
     if not names and (flags := options_given({"settings", "seeds", *RUN_NAMES, *DATA_NAMES, "federation"})):
@@ -160,7 +160,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         RunConfig(algorithm=name, hyperparameters=hyper[name], seed=seed, **common) for seed in drawn for name in names
     ]
     given = [Record.read(folder) for folder in folders]
-    columns = columns_of(kw["columns"])
+    columns = names_in(kw["columns"])
     comparing.check_columns(columns, [*(record.config for record in given), *configs])
     if options_given({"columns"}) and not any(path.suffix == ".tex" for path in write):
         raise click.UsageError("--columns says what FILE.tex has: give --write FILE.tex")

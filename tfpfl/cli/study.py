@@ -10,8 +10,8 @@ from tfpfl.cli.group import main
 from tfpfl.cli.options import allow_code_of, allow_code_option, download_option
 
 
-def columns_of(text: str) -> tuple[str, ...]:
-    """The names of columns from 'A,B,...'."""
+def names_in(text: str) -> tuple[str, ...]:
+    """The names in 'A,B,...'."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -63,7 +63,7 @@ def study(file: Path, out: Path | None, processes: int, columns: str, allow_code
         named = {str(s["network"]) for s in sections if str(s.get("network", "")).endswith(".keras")}
         allow_code_of(*sorted(named)) if named else allow_code_of(None)
     out = out or Path("runs") / f"study-{file.stem}"
-    wanted = columns_of(columns)
+    wanted = names_in(columns)
     with resumable(SAME_COMMAND):
         results = run_study(
             file,

@@ -1,6 +1,6 @@
 """What users give as arrays: NumPy's own, lists, or columns of other packages."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, warn_user
 
+LISTED = 20  # at most so many columns are named in a message
 EXACT = 2**24  # float32 has every whole number up to this one
 COARSE = 1e-3  # of the range of a column: if float32 moves a number further, it is too coarse for the column
 NOISE = 1e-10  # of its largest number: a smaller range is what rounding in float64 leaves of a constant
@@ -104,6 +105,11 @@ def say_alike(what: str, names: Iterable[str]) -> None:
             f"the {what} {cut(pairs[0][0])} and {cut(pairs[0][1])} differ only in capitals{more}: they are taken for "
             "two. If they are one, correct the data"
         )
+
+
+def first_of(texts: Sequence[str], most: int = LISTED) -> str:
+    """At most so many of them, and how many more there are."""
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def rounded_whole(x: np.ndarray) -> np.ndarray:

@@ -6,8 +6,8 @@ import numpy as np
 
 from tfpfl.checks import one_line
 from tfpfl.data import targets
+from tfpfl.data.arrays import first_of
 from tfpfl.data.manifest import SPLITS
-from tfpfl.data.table import first_of
 
 if TYPE_CHECKING:
     from tfpfl.data.federation import Federation

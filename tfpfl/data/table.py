@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_listed, check_type, unknown, warn_user
-from tfpfl.data.arrays import EXACT, as_text, coarse, cut, is_missing, rounded_whole, without_nul
+from tfpfl.data.arrays import EXACT, as_text, coarse, cut, first_of, is_missing, rounded_whole, without_nul
 from tfpfl.data.columns import (
     check_single,
     csv_columns,
@@ -26,7 +26,6 @@ from tfpfl.data.manifest import SPLITS
 from tfpfl.data.source import LARGE, LARGEST
 from tfpfl.data.targets import as_targets, check_sort
 
-LISTED = 20  # at most so many columns are named in a message
 # What pandas and pyarrow call the column of the row numbers that pandas writes by default; in CSV it has no name.
 ROW_NUMBERS = re.compile(r"\s*|Unnamed: [0-9]+|__index_level_[0-9]+__")
 OF_RESET = re.compile(r"index|level_[0-9]+")  # what they are called after reset_index(), and other columns may be
@@ -290,11 +289,6 @@ def _check_columns(path: Path, found: Sequence[str], features: Sequence[str], le
 
 def _listed(names: Sequence[str]) -> str:
     return first_of([cut(name) for name in names])
-
-
-def first_of(texts: Sequence[str]) -> str:
-    """At most `LISTED` of them, and how many more there are."""
-    return ", ".join(texts[:LISTED]) + (f" and {len(texts) - LISTED} more" if len(texts) > LISTED else "")
 
 
 def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -> np.ndarray:

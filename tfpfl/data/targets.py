@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_choice, one_line, warn_user
-from tfpfl.data.arrays import as_array, coarse
+from tfpfl.data.arrays import as_array, coarse, first_of
 from tfpfl.data.manifest import SORTS, FederationError
 from tfpfl.data.source import LARGE, LARGEST, check_ordered
 
@@ -125,9 +125,8 @@ def say_large(y: np.ndarray, targets: Targets) -> None:
     sizes = zip(targets.names, size, strict=True)
     found = [f"{one_line(name, 30)} ({value:.3g})" for name, value in sizes if value > LARGE]
     if found:
-        more = f" and {len(found) - 8} more" if len(found) > 8 else ""
         warn_user(
-            f"targets are large numbers, with their root mean square: {', '.join(found[:8])}{more}. The gradient of a "
+            f"targets are large numbers, with their root mean square: {first_of(found, 8)}. The gradient of a "
             "squared error grows with them, and the usual rates are too large: subtract the mean and divide by the "
             "standard deviation of the training targets first, or take a larger unit"
         )

@@ -1,7 +1,7 @@
 """The configuration of a run that goes on: what is kept in its folder, against what a caller asks for."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,16 +36,19 @@ def kept_config(folder: str | os.PathLike, asked: RunConfig, federation: Federat
     """
     kept = read_config(folder)
     pairs = [*_plain(kept, asked), *_written(kept, asked), *_files(kept, asked), *_data(kept, asked, federation)]
-    others = [f"{name} is {own} and not {given}" for name, own, given in pairs if own != given]
-    if others:
+    if told := _told(pairs):
         warn_user(
-            f"the run that is continued keeps its own configuration: {one_line(', '.join(others))}. For a run as asked "
-            "take another folder"
+            f"the run that is continued keeps its own configuration: {told}. For a run as asked take another folder"
         )
     return kept
 
 
-Pairs = Iterator[tuple[str, Any, Any]]  # (what it is, what the run has, what is asked for)
+Pairs = Iterable[tuple[str, Any, Any]]  # (what it is, what the run has, what is asked for)
+
+
+def _told(pairs: Pairs) -> str:
+    """The pairs that differ, in one line; '' if none does."""
+    return one_line(", ".join(f"{name} is {own} and not {given}" for name, own, given in pairs if own != given))
 
 
 def _plain(kept: RunConfig, asked: RunConfig) -> Pairs:
@@ -121,9 +124,8 @@ def config_to_continue(asked: RunConfig, folder: str | os.PathLike, federation: 
     wanted = replace(asked, rounds=kept.rounds).resolved(federation)
     wanted.versions, wanted.format = kept.versions, kept.format
     if wanted.run_id != kept.run_id:
-        others = [f"{name} is {own} and not {given}" for name, own, given in _all(kept, wanted) if own != given]
-        told = f": {one_line(', '.join(others))}" if others else ""
-        raise RunError(f"{folder} is a run with another configuration{told}. Take another --out")
+        told = _told(_all(kept, wanted))
+        raise RunError(f"{folder} is a run with another configuration{told and f': {told}'}. Take another --out")
     return kept
 
 
