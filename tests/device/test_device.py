@@ -334,9 +334,9 @@ def test_a_runtime_that_is_too_old_is_named(bundle, data):
         client.round(client.theta, *data)
 
 
-@pytest.mark.parametrize("threads", [0, -3, 1.5])
+@pytest.mark.parametrize("threads", [0, -3, 1.5, 257])
 def test_a_number_of_threads_that_is_none_is_not_the_runtimes_fault(bundle, threads):
-    with pytest.raises(BundleError, match=f"num_threads must be a whole number, at least 1; found {threads}"):
+    with pytest.raises(BundleError, match=f"num_threads must be a whole number from 1 to 256; found {threads}"):
         device(bundle, num_threads=threads)
 
 

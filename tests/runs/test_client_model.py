@@ -433,6 +433,20 @@ def test_a_backbone_that_is_a_whole_classifier_is_said(patients, tmp_path):
         assert bool(told) == said and (not said or "with 2 outputs, as many as there are classes" in told[0])
 
 
+def test_a_method_that_shares_only_a_backbone_of_which_nothing_trains_says_so(patients, tmp_path):
+    """A method with a shared head still learns together, and local training never does."""
+    path = tmp_path / "net.keras"
+    for name, trains, said in (("pflego", False, True), ("pflego", True, False), ("fedavg", False, False),
+                               ("local", False, False)):  # fmt: skip
+        keras.Sequential([keras.Input((2,)), keras.layers.Dense(4, "relu", trainable=trains)]).save(path)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            config = RunConfig(algorithm=name, network=str(path), participation=1)
+            Run.create(config, tmp_path / f"{name} {trains}", patients).close()
+        told = [str(w.message) for w in warned]
+        assert any("PFLEGO shares only the backbone, and no weight of this one" in t for t in told) == said, told
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

@@ -22,11 +22,10 @@ from tflite_export.device import payload
 from tflite_export.device.client import CHUNK, DeviceClient
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.other_python import run_with
-from tflite_export.device.runtime import Bundle, BundleError, runtime_version
+from tflite_export.device.runtime import MOST_THREADS, Bundle, BundleError, runtime_version
 
 EXAMPLES, THREADS, REPEAT = (32, 100, 300, 600), (1, 2), 20
 WORK = ("features", "personalize", "round")
-MOST_THREADS = 256  # far more than any device's; a runtime that cannot start them ends the process
 
 
 def bench(bundle, *, examples=EXAMPLES, threads=THREADS, repeat=REPEAT, chunk=CHUNK, python=None) -> dict:

@@ -27,6 +27,7 @@ from tflite_export.device.manifest import check_manifest
 FORMAT = 1
 WHILE_SINCE = "1.1"  # ai-edge-litert before this version ends the process in any WHILE operation
 USE_WHILE = ("personalize", "round")
+MOST_THREADS = 256  # far more than any device's; an interpreter that cannot start them ends the process
 
 
 def manifest_hash(manifest: dict) -> str:
@@ -122,7 +123,7 @@ class Runtime:
 
     Raises:
         BundleError: ai-edge-litert is not installed and no interpreter is given, or it cannot read the file; or
-            num_threads is less than 1.
+            num_threads is not from 1 to 256.
     """
 
     def __init__(self, path: Path, interpreter=None, num_threads: int = 1):
@@ -132,8 +133,8 @@ class Runtime:
                 f"the interpreter must be a class with the interface of ai-edge-litert's Interpreter, such as "
                 f"tf.lite.Interpreter; found {interpreter!r}"
             )
-        if not isinstance(num_threads, int | np.integer) or num_threads < 1:
-            raise BundleError(f"num_threads must be a whole number, at least 1; found {num_threads!r}")
+        if not isinstance(num_threads, int | np.integer) or not 1 <= num_threads <= MOST_THREADS:
+            raise BundleError(f"num_threads must be a whole number from 1 to {MOST_THREADS}; found {num_threads!r}")
         self.interpreter_class = interpreter or default_interpreter()
         self.name, self.version = runtime_version(self.interpreter_class)
         try:

@@ -89,15 +89,22 @@ def warn_of_small_rounds(config: RunConfig, population: Population) -> None:
 
 
 def warn_of_model(config: RunConfig, model: SplitModel, federation: Federation, population: Population) -> None:
-    """Warns of heads that learn less than they could.
+    """Warns of clients that learn less than they could.
 
-    One head is shared, and each of its outputs stands for other classes with each client; or the backbone is a whole
-    classifier, so that features are the logits of its last layer.
+    The backbone is a whole classifier, so that features are the logits of its last layer; or only the backbone is
+    shared, and nothing of it trains; or one head is shared, and each of its outputs stands for other classes with each
+    client.
     """
     if model.ends_linear and model.kind.label.is_classes and model.num_features == federation.num_labels:
         warn_user(
             f"the backbone ends in a layer without activation with {model.num_features} outputs, as many as there are "
             "classes. If it is the last layer of a classifier, leave it out; tfpfl adds one for every client"
+        )
+    if not model.initial_theta and config.method.up == "b":
+        warn_user(
+            f"{config.title} shares only the backbone, and no weight of this one is trainable: clients learn nothing "
+            "from each other. Set trainable=True for the layers that should learn, or take a method with a shared "
+            "head, such as fedavg"
         )
     if config.labels != "local" or config.method.head != "shared":
         return
