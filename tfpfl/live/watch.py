@@ -23,7 +23,7 @@ from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
 from tfpfl.live.watching import OPERATOR, STATES
 from tfpfl.runs import protocols
-from tfpfl.runs.results import plain
+from tfpfl.runs.results import json_row
 
 LATE = 0.5  # the part of a round's time after which a client that is waited for is late
 KEPT = 0.5  # seconds for which an answer is kept, so that many watchers cost no more than one
@@ -207,8 +207,8 @@ class Watch:
                 for model in (key.removesuffix(end) for key in row if key.endswith(end)):
                     told["scores"].setdefault(model, {})[key] = row[f"{model}{end}"]
                     evaluated = row["round"]
-            told["scores"] = {model: plain(found) for model, found in told["scores"].items()}
-            self._history.append(plain(told))
+            told["scores"] = {model: json_row(found) for model, found in told["scores"].items()}
+            self._history.append(json_row(told))
         if evaluated is not None:
             rows = [e for e in store.evaluations(evaluated) if e.split == split]
             own = protocols.predicts(rows)

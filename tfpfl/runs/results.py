@@ -139,10 +139,10 @@ def summary_after(folder: Path, rounds: int) -> dict[str, Any]:
     return {}
 
 
-def plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """The row without NaN and infinity, which JSON does not have: None stands in their place.
 
     An entry `metrics` without metrics is left out.
     """
-    plain_row = {k: plain(v) if isinstance(v, Mapping) else v for k, v in row.items() if k != "metrics" or v}
-    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in plain_row.items()}
+    inner = {k: json_row(v) if isinstance(v, Mapping) else v for k, v in row.items() if k != "metrics" or v}
+    return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in inner.items()}

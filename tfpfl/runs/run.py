@@ -50,7 +50,7 @@ from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_model, warn_of_small_rounds
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
-from tfpfl.runs.results import plain, summary_after, totals, warnings_of, write_clients, write_history, write_summary
+from tfpfl.runs.results import json_row, summary_after, totals, warnings_of, write_clients, write_history, write_summary
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
@@ -433,10 +433,10 @@ class Run:
             "head_steps": self.work.head_steps,
             "flops": self.flops,
             "stopped": self.stop_reason,
-            "privacy": private and plain(private._asdict()),
+            "privacy": private and json_row(private._asdict()),
             "federation_hash": self.federation.hash,
             "run_id": self.config.run_id,
-            "results": [plain(r.entries()) for r in protocols.results(evaluations, first, self.config.score)],
+            "results": [json_row(r.entries()) for r in protocols.results(evaluations, first, self.config.score)],
         }
         write_summary(self.folder / "summary.json", summary)
         return summary

@@ -273,7 +273,7 @@ class RunStore:
         server = self._packed(server_state, "server", round_num)
         states = {int(i): state for i, state in client_states.items() if nest.flatten(state)}
         clients = [(i, round_num, *self._packed(state, "client", i, round_num)) for i, state in states.items()]
-        history = json.dumps(history_row, default=content.plain)
+        history = json.dumps(history_row, default=content.json_value)
         named = [
             (round_num, name, *self._packed(matrix, "matrix", round_num, name))
             for name, matrix in (matrices or {}).items()
@@ -310,7 +310,7 @@ class RunStore:
         evaluation_rows, round_num = [Score(*row) for row in evaluation_rows], _whole(round_num)
         if not 1 <= round_num <= self.round_num or any(row.round_num != round_num for row in evaluation_rows):
             raise StoreError(f"{self._name} has no round {round_num}, or a score is of another round")
-        history = json.dumps(self.history()[round_num - 1] | entries, default=content.plain)
+        history = json.dumps(self.history()[round_num - 1] | entries, default=content.json_value)
         scores = sorted((content.score_row(e, self._named) for e in evaluation_rows), key=lambda row: row[1:4])
         metrics = sorted((row for e in evaluation_rows for row in content.metric_rows(e)), key=lambda row: row[1:5])
         names = list(self.matrices(round_num))

@@ -108,7 +108,7 @@ def unpack(data: bytes, like: Any, what: str, *, same_shapes: bool = False) -> A
     return nest.pack_sequence_as(like, leaves)
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Converts NumPy's numbers and arrays, and tensors, to JSON's types."""
     if not hasattr(value, "__array__"):
         raise TypeError(f"a history row holds numbers, text, lists and dicts; found {type(value).__name__}")
