@@ -76,9 +76,10 @@ def test_the_four_parts_of_a_protocol():
     assert test(mean="clients", when="best_validation").accuracy == pytest.approx(0.6)
     assert test(mean="clients", when="best_validation").rounds == [1]
     assert test(mean="examples", when="best_validation").accuracy == pytest.approx(0.65)
-    # Half the interval over the two clients tested: t(1) times half their distance, 0.1 in round 1 and 0.2 in round 2.
+    # Half the interval over the two clients tested: t(1) times half the distance of their means over the rounds.
     assert test(mean="clients", when="last").accuracy_ci95 == pytest.approx(T_1 * 0.2)
-    assert test(mean="clients", when="last10").accuracy_ci95 == pytest.approx(T_1 * 0.15)
+    means = [np.mean(client) for client in ((0.5, 0.8), (0.7, 0.4))]
+    assert test(mean="clients", when="last10").accuracy_ci95 == pytest.approx(T_1 * abs(np.diff(means)[0]) / 2)
     assert test(mean="clients", when="last10").worst_decile == pytest.approx((0.5 + 0.4) / 2)
     assert test(mean="clients", when="last").num_clients == 2
     assert find(found, split="validation", when="last", mean="clients").num_clients == 3
@@ -94,12 +95,46 @@ def test_no_round_is_chosen_for_its_training_examples():
 
 
 def test_one_client_has_no_interval():
-    """The interval is averaged over the rounds that have one: with a cohort of one client there is none, not 0."""
+    """With a cohort of one client there is none, not 0. Cohorts of one client each are as many as there are rounds."""
     alone, pair = rows(1, LOCAL_COPY, "test", (0.5,), (10,)), rows(2, LOCAL_COPY, "test", (0.5, 0.7), (10, 10))
     both, one = (find(results(table), when="last10", mean="clients") for table in ((*alone, *pair), alone))
     assert both.rounds == [1, 2] and both.accuracy == pytest.approx((0.5 + 0.6) / 2)
+    # Without client 0, round 2 alone is left, with 0.7; without client 1 both rounds have 0.5.
     assert both.accuracy_ci95 == pytest.approx(T_1 * 0.1) and math.isnan(one.accuracy_ci95)
     assert shown_score(one.named, one.score, one.score_ci95) == "50.00"
+    values = (0.5, 0.7, 0.9)
+    table = [rows(t, LOCAL_COPY, "test", (v,), (10,))[0]._replace(client_id=t) for t, v in enumerate(values, 1)]
+    found = find(results(table), when="last10", mean="clients")
+    assert found.accuracy_ci95 == pytest.approx(statistics.ci95(values))
+
+
+def test_an_interval_over_rounds_is_that_of_its_clients_however_many_rounds_have_them():
+    """The same clients in ten rounds are no more of a sample than in one; other clients are."""
+    rng = np.random.default_rng(0)
+    values = rng.uniform(0.2, 0.9, (10, 12))
+    table = [e for t, row in enumerate(values, 1) for e in rows(t, "personal", "test", row, (10,) * 12)]
+    for mean in ("clients", "examples"):
+        assert result(table, Protocol("personal", "all", mean)).score_ci95 == pytest.approx(
+            statistics.ci95(values.mean(0)), rel=1e-12
+        )
+    others = [e._replace(client_id=e.client_id + 12 * e.round_num) for e in table]
+    half = result(others, Protocol("personal", "all")).score_ci95
+    assert half == pytest.approx(statistics.ci95(values.ravel()), rel=0.1)
+
+
+def test_an_interval_over_rounds_of_cohorts_has_the_true_mean_in_it():
+    """100 clients, 20 of them in each of ten rounds: the mean of the rounds' intervals would be twice as wide."""
+    rng, inside, ratio = np.random.default_rng(0), [], []
+    for _ in range(400):
+        own = rng.normal(0.8, 0.1, 100)
+        rounds = []
+        for _ in range(10):
+            ids = rng.permutation(100)[:20]
+            rounds.append((ids, own[ids] + rng.normal(0, 0.03, 20), np.full(20, 10)))
+        half = statistics.rounds_ci95(rounds)
+        inside.append(abs(np.mean([x.mean() for _, x, _ in rounds]) - 0.8) <= half)
+        ratio.append(np.mean([statistics.ci95(x) for _, x, _ in rounds]) / half)
+    assert 0.92 < np.mean(inside) < 0.98 and 1.7 < np.mean(ratio) < 2.4
 
 
 def test_an_interval_is_that_of_the_mean_beside_which_it_stands():

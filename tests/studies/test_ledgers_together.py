@@ -70,6 +70,23 @@ def test_of_two_results_that_with_more_rounds_stays(tmp_path):
     }
 
 
+def test_results_of_other_settings_are_no_seeds_of_a_cell(tmp_path, monkeypatch):
+    """Rates that a search had replaced stayed in the ledger, and a seed with others counted in one mean with them."""
+    monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": TOY})
+    now = {ledgers.SETTINGS: ledgers.settings(TOY.cells[0].config)}
+    old = {ledgers.SETTINGS: ledgers.settings(TOY.cells[0].config | {"rounds": 3})}
+    assert old != now
+    mine = {"toy": {NAME: {"seeds": {"0": result(200) | old, "1": result(200, 1.0), "2": result(200, 9.0)}}}}
+    other = {"toy": {NAME: {"seeds": {"0": result(200, 2.0) | now, "1": result(200, 3.0) | now, "3": result(9) | old}}}}
+    path = written(tmp_path / "a.json", mine)
+    assert ledgers.add(path, written(tmp_path / "b.json", other)) == 2
+    found = ledgers.load(path)["toy"][NAME]["seeds"]
+    # Seed 1 says its settings now. Seed 2 does not, and stays.
+    assert {seed: one["accuracy"]["EV-all"][0] for seed, one in found.items()} == {"0": 2.0, "1": 3.0, "2": 9.0}
+    ledgers.put({"seeds": found}, 4, result(200) | old)  # a run after a change of the table
+    assert set(found) == {"2", "4"}
+
+
 def test_what_was_compared_with_another_run_is_not_shown_beside_the_one_that_stays(tmp_path):
     """FedRep at the cost of PFLEGO's 50 rounds says nothing of its 200, and so does a gain over Local's 50."""
     table = TOY._replace(

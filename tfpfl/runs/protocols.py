@@ -125,9 +125,7 @@ class Result(NamedTuple):
     when: str
     split: str
     score: float  # that of the run's kind, such as the accuracy, in [0, 1]
-    # Half the width of the 95 % interval over clients, see `half_interval`, averaged over the rounds. Those with one
-    # client have none; NaN if no round has one.
-    score_ci95: float
+    score_ci95: float  # half the width of its 95 % interval over clients; NaN for one client, see `half_interval`
     worst_decile: float  # mean score of the worst tenth of the clients
     loss: float  # mean loss
     num_clients: int  # clients that have examples in this split, in the last of the rounds
@@ -388,9 +386,7 @@ def _result(wanted: Protocol, by_round: dict, named: ScoreName) -> Result:
     return Result(
         *wanted,
         score=over_rounds(lambda rows: _mean(rows, wanted.mean, named)),
-        score_ci95=statistics.mean_over_clients(  # a round with one client has no interval, and is left out
-            [half_interval(rows, wanted.mean, named) for rows in by_round.values()]
-        ),
+        score_ci95=half_interval(by_round.values(), wanted.mean, named),
         worst_decile=over_rounds(lambda rows: statistics.worst([e.score for e in rows], 0.1, named.direction)),
         loss=over_rounds(lambda rows: _mean(rows, wanted.mean, named, "loss")),
         num_clients=statistics.num_tested([e.score for e in by_round[max(by_round)]]),
@@ -421,18 +417,18 @@ def _values(rows: Iterable[Score], named: ScoreName, what: str | None) -> tuple[
     return values, [0 if left_out and value != value else e.num_examples for e, value in zip(rows, values, strict=True)]
 
 
-def half_interval(rows: Iterable[Score], mean: str, named: ScoreName, what: str | None = None) -> float:
-    """Half the width of the 95 % interval over clients of the mean of one round.
+def half_interval(rounds: Iterable[Iterable[Score]], mean: str, named: ScoreName, what: str | None = None) -> float:
+    """Half the width of the 95 % interval over clients of the mean over rounds; NaN if one client was scored.
 
     Args:
-        rows: the scores of the round.
+        rounds: the scores of each round.
         mean: 'clients' or 'examples', see `Protocol`.
         named: the score's name.
         what: None for the score, or a metric that the run measured.
     """
-    values, examples = _values(rows, named, what)
-    if mean == "clients":
-        return statistics.ci95(values)
-    if (what or named.name) == "rmse":
-        return statistics.pooled_ci95(np.square(values), examples, np.sqrt)
-    return statistics.pooled_ci95(values, examples)
+    found, squares = [], mean == "examples" and (what or named.name) == "rmse"
+    for rows in map(list, rounds):
+        values, examples = _values(rows, named, what)
+        weights = examples if mean == "examples" else ~np.isnan(values)
+        found.append(([e.client_id for e in rows], np.square(values) if squares else values, weights))
+    return statistics.rounds_ci95(found, np.sqrt if squares else np.asarray)

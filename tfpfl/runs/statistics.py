@@ -8,7 +8,7 @@ are not left out: the mean is infinite then, and so are the standard deviation a
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,15 +90,43 @@ def pooled_ci95(values, num_examples, transform: Callable = np.asarray) -> float
         num_examples: int [n].
         transform: what is done with a pooled mean, such as np.sqrt where values are squares.
     """
-    values, num_examples = np.asarray(values, np.float64), np.asarray(num_examples, np.float64)
-    mean = pooled(values, num_examples)
-    if not math.isfinite(mean):
-        return mean
-    x, n = values[num_examples > 0], num_examples[num_examples > 0]
-    if len(x) < 2:
+    return rounds_ci95([(np.arange(len(values)), values, num_examples)], transform)
+
+
+def rounds_ci95(rounds: Sequence[tuple], transform: Callable = np.asarray) -> float:
+    """`pooled_ci95` of the mean over rounds of `transform(pooled(...))`.
+
+    A client is left out of all of its rounds at once. So the interval becomes narrower with the number of different
+    clients that were scored, and not with the number of rounds in which the same ones were. A round whose only client
+    is left out counts no more. NaN with fewer than two clients.
+
+    Args:
+        rounds: [(ids, values, num_examples)], each [n_t]: the clients of a round, the mean over each one's examples,
+            and how many these are; clients with 0 are left out.
+        transform: what is done with the pooled mean of a round.
+    """
+    means, found = [], []
+    for ids, values, counts in rounds:
+        i, x, n = np.asarray(ids), np.asarray(values, np.float64), np.asarray(counts, np.float64)
+        mean, tested = pooled(x, n), n > 0
+        if tested.any() and not math.isfinite(mean):
+            return abs(mean)
+        if tested.any():
+            means.append(float(transform(mean)))
+            found.append((i[tested], x[tested], n[tested]))
+    clients = np.unique(np.concatenate([i for i, _, _ in found])) if found else np.zeros(0)
+    if len(clients) < 2:
         return math.nan
-    without = transform((x @ n - x * n) / (n.sum() - n))
-    return (len(x) - 1) * ci95(without)  # the variance (n - 1) / n sum (d_i - mean d)^2, where s^2 divides by n - 1
+    total, number = np.full(len(clients), sum(means)), np.full(len(clients), len(means))
+    for mean, (i, x, n) in zip(means, found, strict=True):
+        at = np.searchsorted(clients, i)
+        if len(i) == 1:
+            number[at] -= 1
+            total[at] -= mean
+        else:
+            total[at] += transform((x @ n - x * n) / (n.sum() - n)) - mean
+    # The variance is (n - 1) / n sum (d_i - mean d)^2, where s^2 divides by n - 1.
+    return (len(clients) - 1) * ci95(total / number)
 
 
 def crossed(values) -> tuple[float, float]:

@@ -361,9 +361,7 @@ def _metrics(s: RunGroup, protocol: Protocol, names: list[str]) -> dict[str, flo
         mean, half = statistics.over_seeds([result.metrics.get(name, math.nan) for _, result in measured_by])
         if len(measured_by) == len(s.records) == 1:
             ((record, _),) = measured_by
-            by_round = record.rows_of(protocol).values()
-            halves = [half_interval(row, protocol.mean, s.score, name) for row in by_round]
-            half = statistics.mean_over_clients(halves)
+            half = half_interval(record.rows_of(protocol).values(), protocol.mean, s.score, name)
         found |= {name: factor * mean, f"{name} ±": factor * half}
     return found
 

@@ -5,7 +5,6 @@ continues the runs of a smaller one, and experiments with the same runs share th
 are measured after their runs; their data are kept beside the runs as OUT/NAME-sSEED.json.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -66,10 +65,8 @@ def table_on(name: str, federation: Federation, size: Size, network: str | None 
 
 def run_folder(out: Path, cell: Cell, seed: int) -> Path:
     """The run folder of a cell and seed in the folder `out`: ALGORITHM-DATASET-HASH-sSEED."""
-    config = RunConfig(**cell.config, seed=seed)
-    content = json.dumps(decides(cell.config), sort_keys=True)
-    data, digest = data_name(cell.config).replace("/", "-"), hashlib.sha256(content.encode()).hexdigest()[:10]
-    return Path(out) / f"{config.algorithm}-{data}-{digest}-s{seed}"
+    config, data = RunConfig(**cell.config, seed=seed), data_name(cell.config).replace("/", "-")
+    return Path(out) / f"{config.algorithm}-{data}-{ledgers.settings(decides(cell.config))}-s{seed}"
 
 
 def reproduce(
@@ -303,14 +300,14 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why, di
             found["not run"] = why
             return
         found.pop("not run", None)
-        now = ledgers.entry(record, scale, size.rounds, command, diverged)
+        now = ledgers.entry(record, scale, size.rounds, command, ledgers.settings(decides(cell.config)), diverged)
         before = found["seeds"].get(str(seed), {})
         if all(before.get(name) == now[name] for name in ("run", "rounds")):
             if record.rounds > size.rounds:  # told by the command that made the rounds
                 now |= {name: before[name] for name in ("scale", "asked", "command")}
             if before.get("diverged"):  # this command did not train it
                 now["diverged"] = True
-        found["seeds"][str(seed)] = now
+        ledgers.put(found, seed, now)
         told = {"accuracy": equal_cost.note, ledgers.GAIN: ledgers.note_gains}.get(experiment.measures)
         if told is not None:
             told(ledger[name], experiment, cell.column, seed, lambda cell, seed: run_folder(out, cell, seed))

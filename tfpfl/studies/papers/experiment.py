@@ -40,7 +40,7 @@ class Ordering(NamedTuple):
 
     text: str
     columns: tuple
-    holds: Callable  # ({label: (value, half interval)}, missing) -> bool, or None if it cannot be told: orderings.py
+    pairs: Callable  # (names of the column) -> [Pair], see orderings.py
     methods: tuple = ()  # that it is about; (): all of the column
 
 

@@ -5,13 +5,13 @@ were not run, stopped early, or disagree with the paper. If the runs of a scale 
 with fewer clients, its results have a part of their own: they are no seeds of the paper's cells.
 """
 
+import hashlib
 import json
 import os
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from tfpfl.studies.run_groups import paired
 FORMAT = 2  # 1 had the results of all scales in one part
 GAIN = "gain over Local"  # what a table measures, and the entry of a seed
 COMPARED = "gain over Local, of which run"  # the entry of a seed
+SETTINGS = "settings"  # the entry of a seed: the hash of what was run, without seed and rounds
 EVERYTHING = "everything"  # what a paragraph of the notes is about that is on the whole ledger
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, GAIN: 2}
 
@@ -78,7 +79,9 @@ def add(path: str | os.PathLike, other: str | os.PathLike) -> int:
     """Adds the results of another ledger, such as that of another machine. Returns how many results are new.
 
     A result is that of one seed of a cell or figure. Where both ledgers have it, that with more rounds stays; with as
-    many, the one that was there. Gains over another run of Local than the one that stays are removed.
+    many, the one that was there, unless only the other says its settings. Results of other settings than the table's
+    own ones are left out of both, such as those of rates from before a search. So are gains over another run of Local
+    than the one that stays.
 
     Args:
         path: the ledger that is changed.
@@ -89,15 +92,18 @@ def add(path: str | os.PathLike, other: str | os.PathLike) -> int:
     """
     if not Path(other).is_file():
         raise LedgerError(f"there is no ledger {other}")
-    number = 0
+    number, now = 0, _settings_now()
     with changed(path) as ledger:
+        for place, entry in _entries(ledger):
+            _forget_others(entry, now.get(place))
         for place, entry in _entries(load(other)):
+            _forget_others(entry, now.get(place))
             mine = ledger
             for name in place:
                 mine = mine.setdefault(name, {})
             seeds = mine.setdefault("seeds", {})
             for seed, result in entry["seeds"].items():
-                if seed not in seeds or _rounds(result) > _rounds(seeds[seed]):
+                if seed not in seeds or _worth(result) > _worth(seeds[seed]):
                     seeds[seed], number = result, number + 1
             if "not run" in entry and not seeds:
                 mine["not run"] = entry["not run"]
@@ -126,9 +132,37 @@ def _entries(ledger: dict) -> Iterator[tuple[tuple[str, ...], dict]]:
             yield from (((name, cell), entry) for cell, entry in found.items())
 
 
-def _rounds(result: dict) -> int:
+def _worth(result: dict) -> tuple[int, bool]:
     rounds = result["rounds"]  # of a figure: those of each of its runs
-    return min(rounds.values(), default=0) if isinstance(rounds, dict) else rounds
+    return min(rounds.values(), default=0) if isinstance(rounds, dict) else rounds, SETTINGS in result
+
+
+def settings(config: dict) -> str:
+    """A hash of a cell's configuration, by which its runs and its results in the ledger are told from others'."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _settings_now() -> dict[tuple[str, ...], str]:
+    """{(part, cell): its settings} of all tables of papers."""
+    return {
+        (name, key(cell)): settings(cell.config)
+        for title, experiment in EXPERIMENTS.items()
+        for name, scale in parts(title).items()
+        for cell in (experiment.at(experiment.sizes[scale]) if scale else experiment).cells
+    }
+
+
+def _forget_others(cell: dict, now: str | None) -> None:
+    """Removes the seeds of a cell that were run with other settings than `now`; those that do not say theirs stay."""
+    for seed, entry in list(cell["seeds"].items()):
+        if now is not None and entry.get(SETTINGS, now) != now:
+            del cell["seeds"][seed]
+
+
+def put(cell: dict, seed: int, entry: dict) -> None:
+    """Puts a seed's entry into a cell of the ledger; seeds that were run with other settings are removed."""
+    cell["seeds"][str(seed)] = entry
+    _forget_others(cell, entry[SETTINGS])
 
 
 def part(name: str, scale: str) -> str:
@@ -171,7 +205,7 @@ def method_title(method: str, label: str = "") -> str:
     return get_method(method).title + (f", {label}" if label else "")
 
 
-def entry(record: Record, scale: str, asked: int, command: str, diverged: bool = False) -> dict:
+def entry(record: Record, scale: str, asked: int, command: str, its: str, diverged: bool = False) -> dict:
     """The entry of the ledger for a run: what was asked for, the numbers, and how to find the run again.
 
     Args:
@@ -179,6 +213,7 @@ def entry(record: Record, scale: str, asked: int, command: str, diverged: bool =
         scale: the scale that was asked for.
         asked: the number of rounds that was asked for.
         command: the command line that ran it.
+        its: the cell's `settings`.
         diverged: whether it ended since it diverged.
     """
     found = {
@@ -193,6 +228,7 @@ def entry(record: Record, scale: str, asked: int, command: str, diverged: bool =
         "accuracy": {},
         "rounds to 70 %": rounds_to(record.evaluations, 0.7),
         "run": record.summary.get("run_id", "")[:12],
+        SETTINGS: its,
         "federation": record.config.federation_hash[:12],
         "versions": {name: record.config.versions.get(name) for name in ("tfpfl", "tensorflow")},
         "command": command,
@@ -335,7 +371,7 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
     Returns:
         'agrees': the interval lies within the bound. 'above', 'below': it lies outside. 'unclear': it crosses the
         bound, so there are too few seeds to tell. 'one seed': there is no interval over seeds, so nothing is claimed.
-        'fewer rounds': nor is it of runs that have not all of the paper's rounds, and were not stopped by a callback.
+        'other rounds': nor is it of runs with fewer or more rounds than the paper's, if no callback stopped them.
         'not run', 'diverged' (all seeds), 'not reached' (70 % accuracy), 'no Local' (no run to compute gains with) or
         '-' (nothing to compare with).
     """
@@ -348,8 +384,8 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
     if cell.published is None or experiment.measures in ("seconds", "rounds to 70 %"):
         return "-"
     rounds = [entry["rounds"] for entry in comparable(found).values() if not entry.get("stopped")]
-    if rounds and min(rounds) < experiment.sizes["full"].rounds:
-        return "fewer rounds"
+    if set(rounds) - {experiment.sizes["full"].rounds}:
+        return "other rounds"
     mean, half = statistics.over_seeds([number for number, _ in of_seeds(experiment, found, cell.protocol or None)])
     if np.isnan(half):
         return "one seed"
@@ -360,73 +396,6 @@ def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:
     if abs(gap) - half <= bound:
         return "unclear"
     return "above" if gap > 0 else "below"
-
-
-class Verdict(NamedTuple):
-    """Whether an order of methods holds in a column."""
-
-    text: str  # the order in words
-    column: str
-    held: str  # 'holds', 'fails', or 'open': it cannot be told
-    seeds: tuple[str, ...] = ()  # from which it is told: those that all compared methods have
-    methods: tuple[str, ...] = ()  # that it is about; (): all of the column
-    missing: tuple[str, ...] = ()  # of these, those without a value
-    shorter: tuple[str, ...] = ()  # 'FedRep (38 of 200 rounds)': of these, those that are not compared for that
-    why: str = ""  # it is open, if nothing is missing or shorter
-
-
-def verdicts(experiment: Experiment, cells: dict) -> list[Verdict]:
-    """The verdicts on all orderings of an experiment.
-
-    Accuracies are compared after equally many rounds: a method that has fewer than another is not compared, unless a
-    callback stopped it. Methods are compared by the `comparable` seeds that all of them have. The interval of a value
-    is over seeds for three or more; for fewer, where that says little, it is the mean of those over clients.
-    """
-    found = []
-    for ordering in experiment.orderings:
-        for column in ordering.columns:
-            there, missing = {}, []
-            for cell in experiment.cells:
-                entry = cells.get(key(cell), {})
-                about = not ordering.methods or cell.method in ordering.methods
-                if cell.column == column and about and measured(experiment, cell, entry) is not None:
-                    there[cell.label or cell.method] = cell, comparable(entry)
-                elif cell.column == column and about:
-                    missing.append(method_title(cell.method, cell.label))
-            shorter, values = _shorter(experiment, there), {}
-            compared = [set(seeds) for name, (_, seeds) in there.items() if name not in shorter]
-            common = set.intersection(*compared) if compared else set()
-            for name in [name for name in there if name not in shorter]:
-                cell, seeds = there[name]
-                entry = {"seeds": {seed: seeds[seed] for seed in sorted(common)}}
-                if pairs := of_seeds(experiment, entry, cell.protocol or None):
-                    half = over_seeds(pairs)[1] if len(pairs) > 2 else float(np.mean([half for _, half in pairs]))
-                    values[name] = float(np.mean([number for number, _ in pairs])), half
-            against_paper = len(ordering.methods) == 1  # a number of the paper's, which has all of its rounds
-            short = against_paper and any(
-                agreement(experiment, cell, {"seeds": seeds}) == "fewer rounds" for cell, seeds in there.values()
-            )
-            held = None if short else ordering.holds(values, (*missing, *shorter))
-            told = "open" if held is None else "holds" if held else "fails"
-            near = f"behind, with an interval wider than {BOUND:g} point"
-            why = "" if held is not None or missing or shorter else "not all of the paper's rounds" if short else near
-            its = (tuple(sorted(common)), ordering.methods, tuple(missing), tuple(shorter.values()), why)
-            found.append(Verdict(ordering.text, column, told, *its))
-    return found
-
-
-def _shorter(experiment: Experiment, there: dict[str, tuple[Cell, dict]]) -> dict[str, str]:
-    """{name: 'FedRep (38 of 200 rounds)'} of those of {name: (cell, its seeds)} that have fewer rounds than another."""
-    if experiment.measures not in ("accuracy", GAIN):  # seconds of a round do not depend on how many there are
-        return {}
-    rounds = {
-        name: max(going)
-        for name, (_, its) in there.items()
-        if (going := [entry["rounds"] for entry in its.values() if not entry.get("stopped")])
-    }
-    most = min(max(rounds.values(), default=0), experiment.sizes["full"].rounds)
-    cells = {name: there[name][0] for name, its in rounds.items() if its < most}
-    return {n: f"{method_title(c.method, c.label)} ({rounds[n]} of {most} rounds)" for n, c in cells.items()}
 
 
 def notes(path: str | os.PathLike) -> dict:

@@ -25,14 +25,14 @@ from tfpfl.studies.papers.ledger import (
     method_title,
     text,
     value,
-    verdicts,
 )
 from tfpfl.studies.papers.pictures import FIGURES, Picture
+from tfpfl.studies.papers.verdicts import Difference, verdicts
 from tfpfl.studies.run_groups import SIDE_WORDS
 
 LEVEL = 0.05  # of a test of one seed's number
 # The verdicts of `agreement` on a cell.
-_AGREEMENTS = ("agrees", "above", "below", "unclear", "one seed", "fewer rounds")
+_AGREEMENTS = ("agrees", "above", "below", "unclear", "one seed", "other rounds")
 
 
 def table(
@@ -151,7 +151,7 @@ def _overview(ledger: dict) -> list[str]:
             counts = Counter(row["agreement"] for row in done)
             compared = any(counts[word] for word in _AGREEMENTS)
             told = [str(counts[word]) if compared else "-" for word in _AGREEMENTS]
-            told_orders = [] if scale else [v for v in verdicts(experiment, cells) if v.held != "open" or v.seeds]
+            told_orders = [] if scale else [v for v in verdicts(experiment, cells) if v.differences]
             orders = Counter(verdict.held for verdict in told_orders)
             decided = orders["holds"] + orders["fails"]
             open_ = f", {orders['open']} open" if orders["open"] else ""
@@ -199,7 +199,7 @@ def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: di
         if left := _left_out(experiment, cells):
             parts.append(left)
     if not scale and (lines := order_lines(experiment, cells)):
-        parts.append("Orders, each from the seeds that all compared methods have:")
+        parts.append("Orders, with the differences, paired by seed, and half of Student's interval over seeds:")
         parts.append("\n".join(f"* {line}" for line in lines))
     parts += equal_cost.markdown(experiment, cells)
     why = [f"* {cell}: {note}" for cell, note in notes.get(part, {}).items()]
@@ -224,17 +224,31 @@ def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: di
 def order_lines(experiment: Experiment, cells: dict, strong: str = "**") -> list[str]:
     """The verdicts on the orders of methods, a line each; `strong` stands around the verdict.
 
-    One that is open has a line if some of its methods were run with a common seed.
+    One that is open has a line if two of its methods were run with a common seed.
     """
-    found = []
-    for order, column, held, seeds, _, missing, shorter, why in verdicts(experiment, cells):
-        if seeds:
-            told = [f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed; another may give another order"]
-            told += [f"not compared: {_listed(shorter)}"] if shorter else []
-            told += [f"without {_listed(missing)}"] if missing else []
-            told += [why] if why else []
-            found.append(f"{column}: {order}: {strong}{held}{strong} ({'; '.join(told)})")
-    return found
+    decimals, lines = DECIMALS[experiment.measures], []
+    for verdict in verdicts(experiment, cells):
+        by_seeds: dict[int, list[Difference]] = {}
+        for difference in sorted(verdict.differences, key=lambda one: -one.seeds):
+            by_seeds.setdefault(difference.seeds, []).append(difference)
+        told = [
+            f"{_differences(some, decimals)} ({f'{number} seeds' if number > 1 else 'one seed'})"
+            for number, some in by_seeds.items()
+        ]
+        told += [f"not compared: {_listed(verdict.shorter)}"] if verdict.shorter else []
+        told += [f"without {_listed(verdict.missing)}"] if verdict.missing else []
+        if verdict.differences or verdict.shorter:
+            lines.append(f"{verdict.column}: {verdict.text}: {strong}{verdict.held}{strong}. {'; '.join(told)}")
+    return lines
+
+
+def _differences(found: Sequence[Difference], decimals: int) -> str:
+    """'PFLEGO over FedRep +0.52 ± 0.22, FedAvg +0.77 ± 0.05; FedRep over FedAvg +0.25 ± 0.3'."""
+    by_first: dict[str, list[str]] = {}
+    for first, second, mean, half, *_ in found:
+        interval = "" if np.isnan(half) else f" ± {half:.{decimals}f}"
+        by_first.setdefault(first, []).append(f"{second} {mean:+.{decimals}f}{interval}")
+    return "; ".join(f"{first} over {', '.join(others)}" for first, others in by_first.items())
 
 
 def _picture(name: str, picture: Picture, found: dict, about: str | None) -> list[str]:
@@ -270,11 +284,13 @@ clients of the model that each predicts with after the server's step, mean of th
 examples. ± is half of Student's 95 % interval, over clients for one seed, over seeds for several. *agreement* compares
 our interval over seeds with the paper's value ± a bound, which is the number after the paper's ± but at least 1 point.
 *agrees*: the interval lies within the bound; *above*, *below*: it lies outside; *unclear*: it crosses the bound, so
-more seeds are needed; *one seed*: there is no interval over seeds, so nothing is claimed; *fewer rounds*: nor where
-runs have not all of the paper's rounds: read orders there, not decimals. An order *holds* or *fails* by methods with
-equally many rounds. It is *open* if that cannot be told: a method is missing or has fewer rounds than another or than
-the paper, or the method that should be the best or near it is behind, with an interval of more than 1 point. *seconds*
-are those of all rounds' work, on a shared machine. [All cells](cells.md) lists what is run for every cell."""
+more seeds are needed; *one seed*: there is no interval over seeds, so nothing is claimed; *other rounds*: nor where
+runs have fewer or more rounds than the paper's. An order of two methods *holds* or *fails* if the interval of their
+difference, paired by seed and after equally many rounds, lies above or below 0. That no method is better than another
+also holds where the intervals say that it is at most 1 point behind, and may be ahead. An order of more methods fails
+if one of its pairs does, and holds if all do. Else it is *open*: more seeds are needed, or a method has too few
+rounds or is missing. *seconds* are those of all rounds' work, on a shared machine. [All cells](cells.md) lists what
+is run for every cell."""
 
 
 def _exceptions(experiment: Experiment) -> str:

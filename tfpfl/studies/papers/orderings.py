@@ -1,76 +1,38 @@
-"""Conditions of `Ordering`: each function makes a function ({label: (value, half interval)}, missing) -> bool, or None.
+"""Orders of methods, each as the pairs that must be in order: functions from the names of a column to `Pair`s."""
 
-None says that it cannot be told: a value that the condition needs is missing. `missing` names the methods of the column
-that have no value that can be compared, so that being the best of the others says little.
-"""
-
-import math
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import NamedTuple
 
 from tfpfl.studies.papers.experiment import BOUND
 
 
-def best_or_near(method: str) -> Callable:
-    """Holds if no other method is better by more than half of this method's interval.
+class Pair(NamedTuple):
+    """The first method must have more than the second; with a margin, the second must not have more than the first.
 
-    With a half that is wider than `BOUND` nearly every method would be near the best, so that nothing is told then.
+    With a margin the first may be behind by as much, as long as that may be chance.
     """
 
-    def holds(values, missing: Sequence[str] = ()):
-        if method not in values or len(values) < 2:
-            return None
-        value, half = values[method]
-        behind = max(other for name, (other, _) in values.items() if name != method) - value
-        if not behind <= (BOUND if math.isnan(half) else half):
-            return False
-        if behind > 0 and not half <= BOUND:
-            return None
-        return None if missing else True
-
-    return holds
+    first: str  # its label, or its name if it has none
+    second: str
+    margin: float = 0.0
 
 
-def descending(*groups) -> Callable:
-    """Holds if every method of a group has a larger value than every method of the next group.
-
-    One pair in the wrong order is enough to fail, whatever is missing.
-    """
-
-    def holds(values, missing: Sequence[str] = ()):
-        pairs = [pair for a, b in zip(groups, groups[1:], strict=False) for pair in product(a, b)]
-        if not all(values[x][0] > values[y][0] for x, y in pairs if x in values and y in values):
-            return False
-        return True if all(name in values for group in groups for name in group) else None
-
-    return holds
+def none_better(method: str) -> Callable[[Sequence[str]], list[Pair]]:
+    """No other method of the column is better than this one."""
+    return lambda names: [Pair(method, other, BOUND) for other in names if other != method]
 
 
-def lowest(method: str) -> Callable:
-    """Holds if no other method of the column has a smaller value."""
-    return _extreme(method, min)
+def descending(*groups: Sequence[str]) -> Callable[[Sequence[str]], list[Pair]]:
+    """Every method of a group has a larger value than every method of the next group."""
+    return lambda _: [Pair(*pair) for a, b in zip(groups, groups[1:], strict=False) for pair in product(a, b)]
 
 
-def highest(method: str) -> Callable:
-    """Holds if no other method of the column has a larger value."""
-    return _extreme(method, max)
+def lowest(method: str) -> Callable[[Sequence[str]], list[Pair]]:
+    """Every other method of the column has a larger value."""
+    return lambda names: [Pair(other, method) for other in names if other != method]
 
 
-def _extreme(method: str, best: Callable) -> Callable:
-    def holds(values, missing: Sequence[str] = ()):
-        if method not in values or len(values) < 2:
-            return None
-        if values[method][0] != best(value for value, _ in values.values()):
-            return False
-        return None if missing else True
-
-    return holds
-
-
-def at_least(method: str, accuracy: float) -> Callable:
-    """Holds if the method's accuracy, in %, is at least this one."""
-
-    def holds(values, missing: Sequence[str] = ()):
-        return None if method not in values else values[method][0] >= accuracy
-
-    return holds
+def highest(method: str) -> Callable[[Sequence[str]], list[Pair]]:
+    """Every other method of the column has a smaller value."""
+    return lambda names: [Pair(method, other) for other in names if other != method]
