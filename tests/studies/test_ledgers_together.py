@@ -83,7 +83,7 @@ def test_results_of_other_settings_are_no_seeds_of_a_cell(tmp_path, monkeypatch)
     found = ledgers.load(path)["toy"][NAME]["seeds"]
     # Seed 1 says its settings now. Seed 2 does not, and stays.
     assert {seed: one["accuracy"]["EV-all"][0] for seed, one in found.items()} == {"0": 2.0, "1": 3.0, "2": 9.0}
-    ledgers.put({"seeds": found}, 4, result(200) | old)  # a run after a change of the table
+    ledgers.put({"seeds": found}, 4, result(200), old[ledgers.SETTINGS])  # a run after a change of the table
     assert set(found) == {"2", "4"}
 
 

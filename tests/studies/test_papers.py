@@ -391,7 +391,6 @@ def test_a_diverged_seed_keeps_its_mark_when_fewer_rounds_are_asked_for(toy, mon
         "asked": 8,
         "command": "c",
         "run": "a" * 12,
-        "settings": "b",
         "rounds": 4,
         "stopped": "round 5 diverged: ...",
         "accuracy": {},

@@ -300,14 +300,14 @@ def _note(path, name, experiment, cell, seed, out, scale, size, command, why, di
             found["not run"] = why
             return
         found.pop("not run", None)
-        now = ledgers.entry(record, scale, size.rounds, command, ledgers.settings(decides(cell.config)), diverged)
+        now = ledgers.entry(record, scale, size.rounds, command, diverged)
         before = found["seeds"].get(str(seed), {})
         if all(before.get(name) == now[name] for name in ("run", "rounds")):
             if record.rounds > size.rounds:  # told by the command that made the rounds
                 now |= {name: before[name] for name in ("scale", "asked", "command")}
             if before.get("diverged"):  # this command did not train it
                 now["diverged"] = True
-        ledgers.put(found, seed, now)
+        ledgers.put(found, seed, now, ledgers.settings(decides(cell.config)))
         told = {"accuracy": equal_cost.note, ledgers.GAIN: ledgers.note_gains}.get(experiment.measures)
         if told is not None:
             told(ledger[name], experiment, cell.column, seed, lambda cell, seed: run_folder(out, cell, seed))

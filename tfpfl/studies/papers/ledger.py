@@ -159,10 +159,10 @@ def _forget_others(cell: dict, now: str | None) -> None:
             del cell["seeds"][seed]
 
 
-def put(cell: dict, seed: int, entry: dict) -> None:
-    """Puts a seed's entry into a cell of the ledger; seeds that were run with other settings are removed."""
-    cell["seeds"][str(seed)] = entry
-    _forget_others(cell, entry[SETTINGS])
+def put(cell: dict, seed: int, entry: dict, its: str) -> None:
+    """Puts a seed's entry, run with `its` settings, into a cell; seeds that were run with others are removed."""
+    cell["seeds"][str(seed)] = entry | {SETTINGS: its}
+    _forget_others(cell, its)
 
 
 def part(name: str, scale: str) -> str:
@@ -205,7 +205,7 @@ def method_title(method: str, label: str = "") -> str:
     return get_method(method).title + (f", {label}" if label else "")
 
 
-def entry(record: Record, scale: str, asked: int, command: str, its: str, diverged: bool = False) -> dict:
+def entry(record: Record, scale: str, asked: int, command: str, diverged: bool = False) -> dict:
     """The entry of the ledger for a run: what was asked for, the numbers, and how to find the run again.
 
     Args:
@@ -213,7 +213,6 @@ def entry(record: Record, scale: str, asked: int, command: str, its: str, diverg
         scale: the scale that was asked for.
         asked: the number of rounds that was asked for.
         command: the command line that ran it.
-        its: the cell's `settings`.
         diverged: whether it ended since it diverged.
     """
     found = {
@@ -228,7 +227,6 @@ def entry(record: Record, scale: str, asked: int, command: str, its: str, diverg
         "accuracy": {},
         "rounds to 70 %": rounds_to(record.evaluations, 0.7),
         "run": record.summary.get("run_id", "")[:12],
-        SETTINGS: its,
         "federation": record.config.federation_hash[:12],
         "versions": {name: record.config.versions.get(name) for name in ("tfpfl", "tensorflow")},
         "command": command,
