@@ -218,10 +218,11 @@ def test_reproduce_lists_shows_and_writes(tmp_path):
         "command": "tfpfl reproduce",
     }
     cells = {"MNIST, 2 | pflego": {"seeds": {"0": entry}}}
+    cells["MNIST, 2 | ditto"] = {"seeds": {"0": entry | {"accuracy": {"pflego": [97.9, 0.5]}}}}
     ledger.write_text(json.dumps({"format": 1, "experiments": {"pflego-table1": cells}}))
     said = call("reproduce", "pflego-table1", "--no-run", "--ledger", ledger, "--write", tmp_path / "out.md")
     assert "98.40 ± 0.50" in said and "-0.30" in said and "one seed" in said
-    assert "PFLEGO is no more than 0.6 points below the paper: holds" in said
+    assert "MNIST, 2: no method is better than PFLEGO: open. PFLEGO over Ditto +0.50 (one seed); without" in said
     assert (
         "| MNIST, 2 | PFLEGO | 98.70 ± 0.21 | 98.40 ± 0.50 | -0.30 | 98.10 ± 0.40 | 200 | 1 |"
         in (tmp_path / "out.md").read_text()
