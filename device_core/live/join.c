@@ -33,16 +33,42 @@ static int add_program(tfpfl_live *live, struct words *words) {
     return 0;
 }
 
-static int count_classes(tfpfl_live *live, size_t *classes) {
+int live_count_classes(tfpfl_live *live) {
     const tfpfl_live_data *data = &live->data;
-    *classes = data->classes;
-    if (*classes > 0) return 0;
-    if (data->train.labels == NULL)
+    live->classes = data->classes;
+    if (live->classes > 0) return 0;
+    if (live->member.client >= 0) live->classes = (size_t)live->member.classes;
+    else if (data->train.labels == NULL)
         return fail(live->error, TFPFL_BUNDLE_ERROR, "the number of classes must be given for examples without labels");
-    for (size_t i = 0; i < data->train.count; i++)
-        if (data->train.labels[i] >= 0 && (size_t)data->train.labels[i] >= *classes)
-            *classes = (size_t)data->train.labels[i] + 1;
+    for (size_t i = 0; data->train.labels != NULL && i < data->train.count; i++)
+        if (data->train.labels[i] >= 0 && (size_t)data->train.labels[i] >= live->classes)
+            live->classes = (size_t)data->train.labels[i] + 1;
     return 0;
+}
+
+static void write_sizes(char *to, size_t room, bool known, int64_t examples, int64_t classes) {
+    char first[60] = "";
+    if (known) snprintf(first, sizeof first, "%" PRId64 " training examples of ", examples);
+    snprintf(to, room, "%s%" PRId64 " classes", first, classes);
+}
+
+int live_check_sizes(tfpfl_live *live) {
+    const struct member *member = &live->member;
+    char before[100], now[100];
+    int64_t examples = (int64_t)live->data.train.count, classes = (int64_t)live->classes;
+    bool known = member->examples > 0;
+    if ((!known || member->examples == examples) && member->classes == classes) return 0;
+    write_sizes(before, sizeof before, known, member->examples, member->classes);
+    write_sizes(now, sizeof now, known, examples, classes);
+    return fail(live->error, TFPFL_BUNDLE_ERROR, "%s is of a device that joined with %s, and its data have %s now: these "
+                "stay what they were, since the server counts with them. Give it the examples that it joined with, or "
+                "join as another client, with another folder and that client's token", live->folder, before, now);
+}
+
+int live_note_examples(tfpfl_live *live, int64_t examples) {
+    if (live->member.examples > 0 || examples <= 0) return 0;
+    live->member.examples = examples;
+    return live_keep_member(live->folder, &live->member, live->error);
 }
 
 /* Which live rounds the folder is of, if it is known. */
@@ -67,40 +93,40 @@ static int send_join(tfpfl_live *live, const struct words *words) {
     const struct request request = {"POST", "/v1/join", words->text, words->used, MOST_ANSWER};
     struct answer answer;
     struct json json = {0};
-    int64_t classes = 0, before;
-    bool hidden = false;
+    struct member member = {.examples = (int64_t)live->data.train.count}, before;
     int status = live_ask(live->http, NULL, &request, &answer, live->error);
     if (status != 0) return status;
     status = live_json(&answer, &json, live->error);
-    if (status == 0 && (!live_whole_entry(&json, 1, "client", 0, &live->number) ||
-                        !live_whole_entry(&json, 1, "classes", 1, &classes)))
+    if (status == 0 && (!live_whole_entry(&json, 1, "client", 0, &member.client) ||
+                        !live_whole_entry(&json, 1, "classes", 1, &member.classes)))
         status = live_unexpected(live, "client and classes");
     if (status == 0) status = keep_run(live, &json);
     uint32_t secure = status == 0 ? json_member(&json, 1, "secure") : 0;
-    bool masks = secure != 0 && json.nodes[secure].kind == JSON_TRUE;
-    live->secure = live->secure || masks;
+    member.secure = secure != 0 && json.nodes[secure].kind == JSON_TRUE;
+    live->secure = live->secure || member.secure;
     json_free(&json);
     free(answer.body);
     /* What the device has hidden so far stays hidden, whatever the server says now. */
-    if (status == 0) status = live_member(live->folder, &before, &hidden, live->error);
-    return status == 0 ? live_keep_member(live->folder, live->number, classes, masks || hidden, live->error) : status;
+    if (status == 0) status = live_member(live->folder, &before, live->error);
+    if (status != 0) return status;
+    member.secure = member.secure || before.secure;
+    live->member = member;
+    return live_keep_member(live->folder, &member, live->error);
 }
 
 int live_join(tfpfl_live *live) {
     struct words words = {0};
     char point[POINT_TEXT];
-    size_t classes;
     if (live->token == NULL)
         return fail(live->error, TFPFL_BUNDLE_ERROR, "%s has not joined yet: give the enrolment token", live->folder);
-    int status = count_classes(live, &classes);
-    if (status == 0) status = live_key_public(live->key, point, live->error);
+    int status = live_key_public(live->key, point, live->error);
     if (status != 0) return status;
     words_add(&words, "{\"protocol\": 1, \"token\": ");
     words_text(&words, live->token);
     words_add(&words, ", \"examples\": ");
     words_whole(&words, live->data.train.count);
     words_add(&words, ", \"classes\": ");
-    words_whole(&words, classes);
+    words_whole(&words, live->classes);
     status = add_program(live, &words);
     if (status == 0) status = add_run(live, &words);
     words_add(&words, ", \"key\": ");
@@ -109,7 +135,7 @@ int live_join(tfpfl_live *live) {
     if (status == 0 && words.failed) status = no_memory(live->error);
     if (status == 0) status = send_join(live, &words);
     free(words.text);
-    if (status == 0) live_tell(live, "joined as client %" PRId64, live->number);
+    if (status == 0) live_tell(live, "joined as client %" PRId64, live->member.client);
     return status;
 }
 

@@ -35,7 +35,7 @@ int live_send(tfpfl_live *live, const struct request *request, struct answer *an
     char reason[REASON_ROOM];
     double server;
     for (int i = 0;; i++) {
-        const struct signer signer = {live->key, live->number, live->ahead};
+        const struct signer signer = {live->key, live->member.client, live->ahead};
         int status = live_ask(live->http, &signer, request, answer, live->error);
         if (status != 0 || answer->status != 401 || i == 2) return status;
         live_reason(answer, reason);
@@ -115,9 +115,11 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     else strcpy(live->folder, state);
     if (status == 0) status = live_key_open(path, &live->key, error);
     free(path);
-    if (status == 0) status = live_member(state, &live->number, &live->secure, error);
-    live->secure = live->secure || options->secure;
-    if (status == 0 && live->number < 0) status = live_join(live);
+    if (status == 0) status = live_member(state, &live->member, error);
+    live->secure = live->member.secure || options->secure;
+    if (status == 0) status = live_count_classes(live);
+    if (status == 0 && live->member.client < 0) status = live_join(live);
+    if (status == 0) status = live_check_sizes(live);
     if (status == 0) status = live_is_there(live->bundle, "manifest.json", &found, error);
     if (status == 0 && !found) status = live_get_bundle(live);
     if (status == 0) status = live_is_there(state, HEAD_FILE, &found, error);

@@ -54,9 +54,15 @@ int live_sync(const char *folder, char *error);
 /* Deletes the files of a folder whose names end with `end`. */
 void live_empty(const char *folder, const char *end);
 
-/* The client's number; -1: the device has not joined. */
-int live_member(const char *folder, int64_t *client, bool *secure, char *error);
-int live_keep_member(const char *folder, int64_t client, int64_t classes, bool secure, char *error);
+/* What was said when the device joined. */
+struct member {
+    int64_t client;   /* its number; -1: the device has not joined */
+    int64_t examples; /* with which the server counts; 0: not known, in a file of an earlier version */
+    int64_t classes;
+    bool secure;
+};
+int live_member(const char *folder, struct member *member, char *error);
+int live_keep_member(const char *folder, const struct member *member, char *error);
 
 #define RUN_ROOM 401 /* 100 characters in UTF-8, and a zero */
 /* Which live rounds the folder is of, as their server said; "": not known. */
@@ -147,7 +153,8 @@ struct rests {
 struct tfpfl_live {
     char *folder, *bundle, *head; /* paths */
     int lock;
-    int64_t number; /* of the client */
+    struct member member;
+    size_t classes; /* K of the data */
     double ahead;   /* seconds by which the server's clock is ahead */
     bool secure;    /* it sends no update that is not masked */
     char *token;    /* NULL: there is none */
@@ -188,6 +195,12 @@ bool live_rested(tfpfl_live *live, double most);
 
 /* ---- join.c */
 
+/* Counts the classes of the data; of a device that has joined, with those that its labels may lack. */
+int live_count_classes(tfpfl_live *live);
+/* An error if the data are not as many as when the device joined: the server counts with those. */
+int live_check_sizes(tfpfl_live *live);
+/* Keeps with how many examples the server counts, if it is not known yet: an update with so many counted. */
+int live_note_examples(tfpfl_live *live, int64_t examples);
 int live_join(tfpfl_live *live);
 int live_get_bundle(tfpfl_live *live);
 int live_get_head(tfpfl_live *live);
@@ -196,8 +209,8 @@ int live_get_head(tfpfl_live *live);
 
 /* Sends the update that is on its way, until the server has said whether it counts. */
 int live_settle(tfpfl_live *live);
-/* The server has counted it: its head becomes current. */
-int live_count(tfpfl_live *live, const struct pending *pending);
+/* The server has counted it, with so many examples: its head becomes current. */
+int live_count(tfpfl_live *live, const struct pending *pending, int64_t examples);
 bool live_is_hash(const char *text);
 /* The theta of this name; NULL: its round ended meanwhile. `body` is to be freed. */
 int live_theta(tfpfl_live *live, const char *name, const float **theta, char **body);

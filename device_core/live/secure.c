@@ -134,11 +134,14 @@ int live_settle_secure(tfpfl_live *live) {
     uint32_t round = visited.pending.round;
     status = live_state_of(live, round, state);
     if (status == 0 && strcmp(state, "counted") == 0) {
-        status = live_count(live, &visited.pending);
+        status = live_count(live, &visited.pending, visited.examples);
     } else if (status == 0 && strcmp(state, "over") == 0) {
         live_tell(live, "round %" PRIu32 ": not counted: it ended without this device", round);
     }
-    if (status == 0 && strcmp(state, "open") != 0) status = secure_drop(live->folder, live->error);
+    if (status == 0 && strcmp(state, "open") != 0) {
+        status = secure_drop(live->folder, live->error);
+        if (status == 0) status = live_check_sizes(live);
+    }
     secure_visit_free(&visited);
     return status;
 }

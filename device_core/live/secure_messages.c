@@ -79,7 +79,7 @@ static int keys(tfpfl_live *live, struct taken *taken, struct words *words) {
     if (status != 0) return status;
     live_key_close(key);
     live_base64(share, point, POINT_BYTES);
-    secure_keys_text(&taken->attempt, live->number, mask, share, text);
+    secure_keys_text(&taken->attempt, live->member.client, mask, share, text);
     status = live_sign(live->key, text, signature, live->error);
     words_add(words, ", \"mask\": ");
     words_text(words, mask);
@@ -127,7 +127,7 @@ static int check_neighbours(tfpfl_live *live, const struct taken *taken) {
     for (size_t i = 0; i < count; i++) {
         memcpy(points[2 * i], taken->near[i].mask, POINT_BYTES);
         memcpy(points[2 * i + 1], taken->near[i].share, POINT_BYTES);
-        same = same || taken->near[i].client == live->number || (i > 0 && by_client(&taken->near[i - 1], &taken->near[i]) == 0);
+        same = same || taken->near[i].client == live->member.client || (i > 0 && by_client(&taken->near[i - 1], &taken->near[i]) == 0);
     }
     qsort(points, 2 * count, POINT_BYTES, by_bytes);
     bool equal = false;
@@ -179,7 +179,7 @@ static int shares(tfpfl_live *live, const struct json *work, struct taken *taken
         status = live_crypto_error(live->error, "draw a number");
     if (status == 0) status = shamir_draw(drawn, degree, live->error);
     if (status == 0)
-        status = secure_close(taken, live->number, (const unsigned char(*)[SECRET_BYTES])drawn,
+        status = secure_close(taken, live->member.client, (const unsigned char(*)[SECRET_BYTES])drawn,
                               (const unsigned char(*)[NONCE_BYTES])nonces, boxes, live->error);
     words_add(words, ", \"boxes\": {");
     for (size_t i = 0; i < count && status == 0; i++) add_member(words, i == 0, taken->near[i].client, boxes[i], BOX_BYTES);
@@ -221,7 +221,7 @@ static int take_boxes(tfpfl_live *live, const struct json *work, struct taken *t
         if (work->nodes[i].kind == JSON_TEXT && work->nodes[i].bytes < sizeof text) json_copy_text(work, i, text, sizeof text);
         if (near == NULL) status = fail(live->error, REFUSES, "there is a box of a client that is no neighbour");
         else if (!live_from_base64(text, box, BOX_BYTES)) status = needs(live, "boxes");
-        else status = secure_take_box(taken, live->number, near, box, live->error);
+        else status = secure_take_box(taken, live->member.client, near, box, live->error);
     }
     for (size_t i = 0; i < taken->neighbours; i++) held += taken->near[i].held;
     if (status == 0 && held < taken->threshold)
@@ -239,11 +239,11 @@ static int masked(tfpfl_live *live, const struct json *work, struct taken *taken
     int status = take_boxes(live, work, taken);
     uint32_t *numbers = status == 0 ? calloc(count, 4) : NULL;
     if (status == 0 && numbers == NULL) status = no_memory(error);
-    if (status == 0) status = secure_rounding(taken, live->number, numbers, count, error);
+    if (status == 0) status = secure_rounding(taken, live->member.client, numbers, count, error);
     if (status == 0)
         status = codec_encode(&taken->codec, visited->gradient, taken->weight, visited->examples, visited->loss, numbers,
                               &norm, error);
-    if (status == 0) status = secure_mask(taken, live->number, numbers, count, error);
+    if (status == 0) status = secure_mask(taken, live->member.client, numbers, count, error);
     words_add(words, ", \"theta\": ");
     words_text(words, visited->theta);
     words_add(words, "}");

@@ -1,7 +1,7 @@
 /* What a device keeps between starts: the names and meanings of tflite_export/device/live/state.py.
  *
  *     identity.pem   the private key
- *     member.json    the client's number
+ *     member.json    the client's number, and its numbers of examples and classes
  *     run.id         which live rounds the head is of
  *     bundle/        the files from the server
  *     head.bin       the head; see head.c
@@ -174,33 +174,37 @@ static bool whole_number(const struct json *json, const char *name, int64_t *val
     return found && *value >= 0;
 }
 
-int live_member(const char *folder, int64_t *client, bool *secure, char *error) {
+int live_member(const char *folder, struct member *member, char *error) {
     char *path = join(folder, MEMBER_FILE), *content, why[TFPFL_ERROR_ROOM];
     struct json json;
     size_t bytes;
-    *client = -1;
-    *secure = false;
+    *member = (struct member){.client = -1};
     if (path == NULL) return no_memory(error);
     int status = live_read(path, &content, &bytes, error);
     if (status == 0 && content != NULL) {
-        int64_t classes;
         int unread = json_read(&json, content, bytes, why);
+        bool read = !unread && whole_number(&json, "client", &member->client) &&
+                    whole_number(&json, "classes", &member->classes) &&
+                    (json_member(&json, 1, "examples") == 0 ||
+                     (whole_number(&json, "examples", &member->examples) && member->examples > 0));
         if (unread == TFPFL_SYSTEM_ERROR) status = fail(error, unread, "%s", why);
-        else if (unread || !whole_number(&json, "client", client) || !whole_number(&json, "classes", &classes))
+        else if (!read)
             status = fail(error, TFPFL_BUNDLE_ERROR, "%s is damaged: delete it, and join again with the token", path);
         uint32_t node = unread ? 0 : json_member(&json, 1, "secure");
-        *secure = node != 0 && json.nodes[node].kind == JSON_TRUE;
+        member->secure = node != 0 && json.nodes[node].kind == JSON_TRUE;
         if (!unread) json_free(&json);
     }
     free(path);
     return status;
 }
 
-int live_keep_member(const char *folder, int64_t client, int64_t classes, bool secure, char *error) {
-    char *path = join(folder, MEMBER_FILE), text[100];
+int live_keep_member(const char *folder, const struct member *member, char *error) {
+    char *path = join(folder, MEMBER_FILE), text[160], examples[40] = "";
     if (path == NULL) return no_memory(error);
-    snprintf(text, sizeof text, "{\"client\": %lld, \"classes\": %lld, \"secure\": %s}", (long long)client,
-             (long long)classes, secure ? "true" : "false");
+    if (member->examples > 0)
+        snprintf(examples, sizeof examples, ", \"examples\": %lld", (long long)member->examples);
+    snprintf(text, sizeof text, "{\"client\": %lld, \"classes\": %lld%s, \"secure\": %s}", (long long)member->client,
+             (long long)member->classes, examples, member->secure ? "true" : "false");
     int status = live_write(path, text, strlen(text), 0644, error);
     free(path);
     return status;

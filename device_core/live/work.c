@@ -97,8 +97,25 @@ static int check_counted(tfpfl_live *live, struct answer *answer) {
     return status;
 }
 
-int live_count(tfpfl_live *live, const struct pending *pending) {
+/* N_i, as the JSON of an update says it; 0: it does not. */
+static int64_t examples_in(const struct pending *pending) {
+    char why[TFPFL_ERROR_ROOM], *text;
+    struct json json;
+    int64_t examples = 0;
+    uint32_t bytes;
+    if (pending->bytes < sizeof bytes) return 0;
+    memcpy(&bytes, pending->body, sizeof bytes);
+    if (bytes > pending->bytes - sizeof bytes || (text = take(bytes, 1)) == NULL) return 0;
+    memcpy(text, pending->body + sizeof bytes, bytes);
+    if (json_read(&json, text, bytes, why) != 0) return 0;
+    live_whole_entry(&json, 1, "examples", 1, &examples);
+    json_free(&json);
+    return examples;
+}
+
+int live_count(tfpfl_live *live, const struct pending *pending, int64_t examples) {
     int status = live_of_client(live, tfpfl_start_from(live->client, &pending->head));
+    if (status == 0) status = live_note_examples(live, examples);
     if (status != 0) return status;
     live->counted++;
     live_tell(live, "round %" PRIu32 ": counted", pending->round);
@@ -111,7 +128,7 @@ static int settle_unsent(tfpfl_live *live, const struct pending *pending) {
     char state[STATE_ROOM];
     int status = live_state_of(live, pending->round, state);
     if (status != 0) return status;
-    if (strcmp(state, "counted") == 0) status = live_count(live, pending);
+    if (strcmp(state, "counted") == 0) status = live_count(live, pending, examples_in(pending));
     else live_tell(live, "round %" PRIu32 ": not counted: this device sends no update that is not masked", pending->round);
     return status == 0 ? live_drop(live->folder, live->error) : status;
 }
@@ -132,7 +149,7 @@ int live_settle(tfpfl_live *live) {
     status = live_send(live, &request, &answer);
     if (status == 0 && answer.status == 200) {
         status = check_counted(live, &answer);
-        if (status == 0) status = live_count(live, &pending);
+        if (status == 0) status = live_count(live, &pending, examples_in(&pending));
         if (status == 0) live_taken(live, SENT_UPDATE);
     } else if (status == 0 && (answer.status == 400 || answer.status == 409 || answer.status == 410 ||
                                answer.status == 413 || answer.status == 422)) {
@@ -143,6 +160,7 @@ int live_settle(tfpfl_live *live) {
         status = live_good(&answer, live->error);
     }
     if (status == 0) status = live_drop(live->folder, live->error);
+    if (status == 0) status = live_check_sizes(live);
     free(answer.body);
     free(pending.content);
     return status;

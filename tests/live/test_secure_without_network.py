@@ -122,7 +122,8 @@ def test_a_sum_with_other_examples_than_its_clients_have_is_not_used(secure_run,
     held = tables(rounds)
     answer_once(rounds, phones)
     assert reasons(rounds) == [
-        f"failed: the sum has {expected + 1} examples, and its clients {expected}: one of them sent other words"
+        f"failed: the sum has {expected + 1} examples, and its clients {expected}: one of them has other examples than "
+        "when it joined, or sent other words"
     ]
     assert rounds.view.kind == wire.NOTHING and secure_run.store.round_num == 0
     assert held["message"] and not any(tables(rounds).values())

@@ -415,7 +415,10 @@ class SecureRounds(LiveRounds):
         expected = sum(int(self.population.info(i).num_examples) for i in sent)
         sums = known.codec.decode(total)
         if sums.examples != expected:
-            why = f"the sum has {sums.examples} examples, and its clients {expected}: one of them sent other words"
+            why = (
+                f"the sum has {sums.examples} examples, and its clients {expected}: one of them has other examples "
+                "than when it joined, or sent other words"
+            )
             self._fail(why, now)
             return
         self.book.put_sum(number, total, sent, sums.clipped, now)

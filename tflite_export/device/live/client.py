@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
+from tflite_export.device.live.answers import Answer, ServerError
 from tflite_export.device.live.connection import Connection, NotTrusted, check_way
 from tflite_export.device.live.rests import SCORES, UPDATE, Rests
 from tflite_export.device.live.secure.state import SecureState
@@ -34,34 +35,6 @@ from tflite_export.device.runtime import Bundle
 _WAIT = 25.0  # seconds of a poll
 _REST = 2.0  # seconds until a device that takes no part in a secure attempt asks again
 _LONGEST_PAUSE = 15.0  # seconds between attempts while the server is away
-
-
-class Answer(NamedTuple):
-    """What the server answered to a request: the status of HTTP, and the body."""
-
-    status: int
-    body: bytes
-    digest: str = ""  # the sha256 of the body, if the server says it
-
-    @property
-    def error(self) -> str:
-        """The server's reason, of an answer that refuses."""
-        try:
-            return str(json.loads(self.body)["error"])
-        except (ValueError, KeyError, TypeError):
-            return self.body[:200].decode("utf-8", "replace")
-
-    @property
-    def time(self) -> float | None:
-        """The server's time, which an answer with status 401 has."""
-        try:
-            return float(json.loads(self.body)["time"])
-        except (ValueError, KeyError, TypeError):
-            return None
-
-
-class ServerError(InvalidInput):
-    """The server refused what the device needs, or is away for too long. The message says what it said."""
 
 
 class _AskedTooOften(ConnectionError):
@@ -88,7 +61,8 @@ class LiveDevice:
     Raises:
         ServerError: the server refuses the device, or is away for longer than `patience`.
         InvalidInput: others could read the token on its way to this address; there are no training examples; the
-            device has not joined and has no token; or its folder is of another run.
+            device has not joined and has no token; its folder is of another run; or it joined with other numbers of
+            examples or classes than its data have now.
     """
 
     def __init__(
@@ -117,7 +91,12 @@ class LiveDevice:
             self.rounds = 0  # updates that the server has counted since this start
             self._about = about_device(examples, self._signer)
             self._only_secure = secure
-            member = self.state.member() or self._join()
+            member = self.state.member()
+            if member is None:
+                member = self._join()
+            elif examples.get("classes") is None:  # the labels may lack the last ones
+                self._about["classes"] = max(self._about["classes"], member["classes"])
+            self.state.check_sizes(self._about)
             self.client_id = member["client"]
             from tflite_export.device.live.secure.visits import SecureVisits  # needs cryptography, which is here by now
 
@@ -177,6 +156,7 @@ class LiveDevice:
             raise ServerError("the server's answer has no client and classes that a device can use")
         if before is not None and before["secure"]:
             member["secure"] = True  # what the device has hidden so far stays hidden
+        member["examples"] = about["examples"]
         self._only_secure = self._only_secure or bool(member["secure"])
         if "run" in member:  # servers of before do not say it
             self.state.keep_run(wire.entry(member, "run", str, 1, 100))
@@ -310,11 +290,13 @@ class LiveDevice:
         else:
             self._good(answer)
         self.state.drop()
+        self.state.check_sizes(self._about)
 
     def _end(self, pending: Any, counted: bool, why: str = "") -> None:
         """Makes the head of an update current if the server has counted it, and tells the log."""
         if counted:
             self._counted(pending)
+            self.state.note_examples(wire.unpack(pending.body)[0]["examples"])
             self.rounds += 1
         self.log(f"round {pending.round_num}: {'counted' if counted else f'not counted: {why}'}")
 
@@ -363,6 +345,7 @@ class LiveDevice:
         if (state := self._state_of(visited.round_num)) != "open":
             self._end(visited, state == "counted", "it ended without this device")
             self._kept.drop()
+            self.state.check_sizes(self._about)
 
     def _state_of(self, number: int) -> str:
         """What became of this device in a round, as the server says: 'counted', 'open' or 'over'."""

@@ -1,7 +1,7 @@
 """What a device keeps between starts: its key, its number, the bundle, its head, and an update that is on its way.
 
 identity.pem   the private key
-member.json    what the server said when the device joined: the client's number
+member.json    what was said when the device joined: the client's number, and its numbers of examples and classes
 run.id         which live rounds the head is of
 bundle/        the files from the server
 head.bin       the head; see head_file.py
@@ -21,6 +21,7 @@ import numpy as np
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import sync_folder, write_whole
 from tflite_export.device.head_file import SavedHead, head_bytes, head_of
+from tflite_export.device.live import wire
 from tflite_export.device.live.wire import Signer
 
 KEY, MEMBER, BUNDLE, HEAD, UPDATE, LOCK = "identity.pem", "member.json", "bundle", "head.bin", "update.npz", "lock"
@@ -124,7 +125,9 @@ class State:
         return signer
 
     def member(self) -> dict | None:
-        """What the server said when the device joined; None before.
+        """What was said when the device joined; None before.
+
+        'examples' is None in a file of an earlier version, until an update is counted.
 
         Raises:
             InvalidInput: the file is damaged.
@@ -135,13 +138,44 @@ class State:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             numbers = {name: int(found[name]) for name in ("client", "classes")}
-            return numbers | {"secure": bool(found.get("secure", False))}
-        except (ValueError, KeyError, TypeError):
+            examples = wire.entry(found, "examples", int, 1) if "examples" in found else None
+            return numbers | {"secure": bool(found.get("secure", False)), "examples": examples}
+        except (ValueError, KeyError, TypeError, wire.WireError):
             raise InvalidInput(f"{path} is damaged: delete it, and join again with the token") from None
 
     def keep_member(self, about: dict) -> None:
-        """Keeps what the server said."""
+        """Keeps what was said."""
         write_whole(self.folder / MEMBER, json.dumps(about).encode())
+
+    def note_examples(self, number: int) -> None:
+        """Keeps with how many examples the server counts, if it is not known yet: an update with so many counted."""
+        member = self.member()
+        if member is not None and member["examples"] is None:
+            self.keep_member(json.loads((self.folder / MEMBER).read_text(encoding="utf-8")) | {"examples": number})
+
+    def check_sizes(self, about: dict) -> None:
+        """Checks that a device has as many examples and classes as when it joined: the server counts with those.
+
+        Otherwise a plain round would refuse what it computes again and again, and a secure one would never have a sum.
+
+        Args:
+            about: 'examples' and 'classes' of its data.
+
+        Raises:
+            InvalidInput: it has others.
+        """
+        member = self.member()
+        if member is None:
+            return
+        if member["examples"] in (None, about["examples"]) and member["classes"] == about["classes"]:
+            return
+        first = "{examples} training examples of " if member["examples"] is not None else ""
+        before, now = ((first + "{classes} classes").format(**told) for told in (member, about))
+        raise InvalidInput(
+            f"{self.folder} is of a device that joined with {before}, and its data have {now} now: these stay what "
+            "they were, since the server counts with them. Give it the examples that it joined with, or join as "
+            "another client, with another folder and that client's token"
+        )
 
     def run(self) -> str | None:
         """Which live rounds the folder is of, as their server said; None: not known."""
