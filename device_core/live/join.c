@@ -2,6 +2,7 @@
 #include "live.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,46 @@ int live_note_examples(tfpfl_live *live, int64_t examples) {
     if (live->member.examples > 0 || examples <= 0) return 0;
     live->member.examples = examples;
     return live_keep_member(live->folder, &live->member, live->error);
+}
+
+/* Whether the labels or targets of a split can be used; it fails as the client does when it has its bundle. */
+static int check_answers(tfpfl_live *live, const char *split, const tfpfl_examples *examples, bool trained) {
+    char *error = live->error;
+    for (size_t i = 0; examples->labels != NULL && i < examples->count; i++) {
+        int32_t label = examples->labels[i];
+        if (label >= 0 && (size_t)label < live->classes) continue;
+        if (label < 0 && trained && live->data.classes == 0)
+            return fail(error, TFPFL_BUNDLE_ERROR, "the labels y of %s hold %" PRId32 ", and classes are numbered from 0. If "
+                        "they are numbers to predict, say so with \"classes\": the number of outputs", split, label);
+        return fail(error, TFPFL_BUNDLE_ERROR, "the examples of %s: label %" PRId32 " is out of range: this client's are "
+                    "0..%zu; the head is untouched", split, label, live->classes - 1);
+    }
+    for (size_t i = 0; examples->targets != NULL && i < examples->count * live->classes; i++) {
+        double y = (double)examples->targets[i];
+        if (!isfinite(y))
+            return fail(error, TFPFL_BUNDLE_ERROR, "the labels y of %s hold %s: leave such examples out", split,
+                        isnan(y) ? "nan" : y > 0 ? "inf" : "-inf");
+    }
+    return 0;
+}
+
+int live_check_data(tfpfl_live *live) {
+    const tfpfl_examples *given[SPLITS] = {&live->data.train, &live->data.validation, &live->data.test};
+    for (int i = 0; i < SPLITS; i++) {
+        const tfpfl_examples *examples = given[i];
+        size_t n = examples->count, each = n == 0 ? 0 : examples->numbers / n;
+        if (n == 0) continue;
+        if ((examples->x == NULL && examples->tokens == NULL) || each * n != examples->numbers || each == 0)
+            return fail(live->error, TFPFL_BUNDLE_ERROR, "the examples of %s: found %zu numbers for %zu examples",
+                        live_splits[i], examples->x == NULL && examples->tokens == NULL ? 0 : examples->numbers, n);
+        for (size_t j = 0; examples->x != NULL && j < n; j++)
+            if (!all_finite(examples->x + j * each, each))
+                return fail(live->error, TFPFL_BUNDLE_ERROR, "the examples of %s: example %zu holds NaN or infinity: the "
+                            "head is untouched", live_splits[i], j);
+        int status = check_answers(live, live_splits[i], examples, i == 0);
+        if (status != 0) return status;
+    }
+    return 0;
 }
 
 /* Which live rounds the folder is of, if it is known. */

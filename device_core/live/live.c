@@ -118,7 +118,10 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     if (status == 0) status = live_member(state, &live->member, error);
     live->secure = live->member.secure || options->secure;
     if (status == 0) status = live_count_classes(live);
-    if (status == 0 && live->member.client < 0) status = live_join(live);
+    if (status == 0 && live->member.client < 0) {
+        status = live_check_data(live);
+        if (status == 0) status = live_join(live);
+    }
     if (status == 0) status = live_check_sizes(live);
     if (status == 0) status = live_is_there(live->bundle, "manifest.json", &found, error);
     if (status == 0 && !found) status = live_get_bundle(live);

@@ -201,6 +201,9 @@ int live_count_classes(tfpfl_live *live);
 int live_check_sizes(tfpfl_live *live);
 /* Keeps with how many examples the server counts, if it is not known yet: an update with so many counted. */
 int live_note_examples(tfpfl_live *live, int64_t examples);
+/* Checks what a visit needs of the data, as far as it can be seen without the bundle: a server may take a device in for
+ * good, with its numbers of examples and classes. */
+int live_check_data(tfpfl_live *live);
 int live_join(tfpfl_live *live);
 int live_get_bundle(tfpfl_live *live);
 int live_get_head(tfpfl_live *live);

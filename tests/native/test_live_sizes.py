@@ -1,8 +1,9 @@
-"""A device whose data have changed since it joined: the server counts with what it said then."""
+"""A device's data when it joins, and after that: the server counts with the numbers that it says then."""
 
 import json
 import time
 
+import numpy as np
 import pytest
 
 from helpers.native import NativeError
@@ -133,3 +134,49 @@ def test_a_number_that_is_none(bundle, litert_library, tmp_path, language, numbe
     (folder / "member.json").write_text(f'{{"client": 0, "classes": {CLASSES}, "examples": {number}}}')
     said = refused(language, Script(bundle), folder, litert_library, examples_of())
     assert said == f"{folder}/member.json is damaged: delete it, and join again with the token"
+
+
+def with_x(split, row, value):
+    examples = examples_of()
+    examples[split][0][row, 3] = value
+    return examples
+
+
+def with_y(split, row, value, **other):
+    examples = examples_of() | other
+    examples[split][1][row] = value
+    return examples
+
+
+NOT_FINITE = "the examples of {}: example {} holds NaN or infinity: the head is untouched"
+OUTSIDE = "the examples of {}: label {} is out of range: this client's are 0..3; the head is untouched"
+UNUSABLE = {
+    "nan": (lambda: with_x("train", 2, np.nan), NOT_FINITE.format("train", 2)),
+    "infinity, where it is only scored": (lambda: with_x("test", 4, -np.inf), NOT_FINITE.format("test", 4)),
+    "a class too many": (lambda: with_y("train", 1, CLASSES), OUTSIDE.format("train", CLASSES)),
+    "no class": (lambda: with_y("train", 1, -1), OUTSIDE.format("train", -1)),
+    "no class, where it is only scored": (lambda: with_y("test", 1, -7), OUTSIDE.format("test", -7)),
+    "a class that no training example shows": (
+        lambda: with_y("test", 1, CLASSES, classes=None),
+        OUTSIDE.format("test", CLASSES),
+    ),
+    "no class, and nobody says how many there are": (
+        lambda: with_y("train", 1, -1, classes=None),
+        "the labels y of train hold -1, and classes are numbered from 0. If they are numbers to predict, say so with "
+        '"classes": the number of outputs',
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", UNUSABLE)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_data_that_cannot_be_used_are_refused_before_the_device_joins(
+    bundle, litert_library, tmp_path, language, wrong
+):
+    """It had joined, and a place was taken for good with its number of examples."""
+    make, why = UNUSABLE[wrong]
+    examples = make()
+    if language == "C":
+        examples["classes"] = examples["classes"] or 0
+    assert refused(language, Script(bundle), tmp_path / "device", litert_library, examples) == why
+    assert not (tmp_path / "device" / "member.json").exists()

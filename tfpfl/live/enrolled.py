@@ -2,6 +2,7 @@
 
 A client counts from the first round that opens after it has joined. This round is written down with its sizes, before
 the round opens. So the population of a round never changes while the round is open, nor when the server is killed.
+Until then, its device may join again with other sizes, such as after an example that cannot be used was taken out.
 
     enrolled.json   {"3": {"examples": N_i, "classes": K_i, "since": the first round, or null if none has opened yet}}
 """
@@ -56,31 +57,33 @@ class Enrolled:
         """What a device says that it has: the facts about its client, with alpha_i as if all who have joined counted.
 
         Raises:
-            Refused: the sizes cannot be, or are not those that the client had before (409).
+            Refused: the sizes cannot be, or are not those with which the client counts already (409).
         """
         sizes = {"examples": examples, "classes": classes}
-        if client in self._known:
-            before = {name: self._known[client][name] for name in sizes}
-            if sizes != before:
-                raise Refused(
-                    409,
-                    f"client {client} joined with {before['examples']} examples of {before['classes']} classes, and "
-                    f"says {examples} of {classes} now: these stay what they were",
-                )
+        before = self._known.get(client)
+        if before is not None and sizes == {name: before[name] for name in sizes}:
             return self.info(client)
+        if before is not None and before["since"] is not None:  # the weights of all depend on it, also after a restart
+            raise Refused(
+                409,
+                f"client {client} joined with {before['examples']} examples of {before['classes']} classes, and says "
+                f"{examples} of {classes} now: these stay what they were, since it counts from round "
+                f"{before['since']} on",
+            )
         if not 1 <= examples <= self._most:
             raise Refused(409, f"a device must have 1 to {self._most} training examples, and this one has {examples}")
         fewest = self._outputs if self._places.labels == "global" else 1
         if not fewest <= classes <= self._outputs:
             wanted = f"{fewest} to {self._outputs}" if fewest < self._outputs else f"{self._outputs}"
             raise Refused(409, f"a client of this run has {wanted} classes, and this one {classes}")
-        total = examples + sum(each["examples"] for each in self._known.values())
+        total = examples + sum(each["examples"] for i, each in self._known.items() if i != client)
         return ClientInfo(np.int32(client), np.int32(examples), np.int32(classes), np.float32(examples / total))
 
     def add(self, client: int, examples: int, classes: int) -> None:
         """Takes a client in, which `checked` has checked, for the rounds that open from now on."""
-        if client not in self._known:
-            known = self._known | {client: {"examples": examples, "classes": classes, "since": None}}
+        sizes = {"examples": examples, "classes": classes}
+        if (before := self._known.get(client)) is None or before != before | sizes:
+            known = self._known | {client: sizes | {"since": None}}
             self._write(known)
             self._known = known  # not before it is on disk
 

@@ -29,7 +29,7 @@ from tflite_export.device.live.rests import SCORES, UPDATE, Rests
 from tflite_export.device.live.secure.state import SecureState
 from tflite_export.device.live.state import State
 from tflite_export.device.live.wire import KEYS, MASKED, PHASES
-from tflite_export.device.live.work import Work, about_device, check_examples, keep_first_head
+from tflite_export.device.live.work import Work, about_device, check_before_joining, check_examples, keep_first_head
 from tflite_export.device.runtime import Bundle
 
 _WAIT = 25.0  # seconds of a poll
@@ -93,6 +93,7 @@ class LiveDevice:
             self._only_secure = secure
             member = self.state.member()
             if member is None:
+                check_before_joining(examples, self._about["classes"])
                 member = self._join()
             elif examples.get("classes") is None:  # the labels may lack the last ones
                 self._about["classes"] = max(self._about["classes"], member["classes"])

@@ -9,6 +9,7 @@ from tflite_export.device.client import DeviceClient
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
 from tflite_export.device.head_file import load_head, save_head
+from tflite_export.device.kinds import Kind
 from tflite_export.device.live import wire
 from tflite_export.device.live.state import Pending, State
 from tflite_export.device.runtime import Bundle
@@ -41,6 +42,35 @@ def check_examples(examples: dict) -> None:
             f"the labels y of train hold {y[(y < 0) | (y % 1 != 0)][0]}, and classes are numbered from 0. If they are "
             'numbers to predict, say so with "classes": the number of outputs'
         )
+
+
+def check_before_joining(examples: dict, classes: int) -> None:
+    """Checks what a visit needs of examples and labels, as far as it can be seen without the bundle.
+
+    A server may take a device in for good, with its numbers of examples and classes.
+
+    Args:
+        examples: see `Work`; `check_examples` has checked them.
+        classes: K.
+
+    Raises:
+        InvalidInput: an example is not finite, or a label is none of the K classes.
+    """
+    for split in (s for s in wire.SPLITS if s in examples):
+        x, y = map(np.asarray, examples[split])
+        if not len(y):
+            continue
+        with np.errstate(over="ignore"):  # a number that float32 does not have is infinite, and told below
+            x = x.astype(np.float32) if x.dtype.kind == "f" else x
+        bad = ~np.isfinite(x.reshape(len(x), -1)).all(1)
+        if bad.any():
+            which = f"example {bad.argmax()} holds NaN or infinity"
+            raise InvalidInput(f"the examples of {split}: {which}: the head is untouched")
+        if y.ndim == 1 and y.dtype.kind in "iu" and classes > 1:  # of 1, they may be numbers to predict
+            try:
+                Kind().checked(y, len(x), classes)
+            except InvalidInput as error:
+                raise InvalidInput(f"the examples of {split}: {error}") from None
 
 
 def about_device(examples: dict, signer: wire.Signer) -> dict:
