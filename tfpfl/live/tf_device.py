@@ -19,6 +19,7 @@ from tflite_export.device import payload as payloads
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole, written
 from tflite_export.device.live import wire
+from tflite_export.device.live.answers import payload_of, round_and_theta, splits_of
 from tflite_export.device.live.client import LiveDevice
 from tflite_export.device.live.state import State
 from tfpfl.algorithms.contract import ClientData
@@ -152,12 +153,13 @@ class TfDevice(LiveDevice):
         return self.examples["train"]._replace(key=client_key(self._seed, round_num, [self.client_id])[0])
 
     def _message(self, work: dict) -> Any:
-        vector = self._theta(work["theta"])
+        number, name = round_and_theta(work)
+        vector = self._theta(name)
         if vector is None:
             return None
         if len(vector) != (size := self._vectors.message_size):
             raise InvalidInput(f"the server sent {len(vector)} numbers, and messages of this method have {size}")
-        return self._vectors.read_message(vector, int(work["round"]))
+        return self._vectors.read_message(vector, number)
 
     def _visit(self, work: dict) -> None:
         message = self._message(work)
@@ -169,8 +171,8 @@ class TfDevice(LiveDevice):
             raise InvalidInput(f"round {work['round']}: the visit gave NaN or infinity; the device stops")
         about = {"theta": work["theta"], "examples": int(self.info.num_examples)}
         about |= {"loss": float(output.metrics["loss"]), "weight": float(output.weight)}
-        about["scores"] = self._rows(work["splits"], self._of_copy, message, output, train)
-        body = wire.pack(about, payloads.encode(flat(output.update), work["payload"]))
+        about["scores"] = self._rows(splits_of(work), self._of_copy, message, output, train)
+        body = wire.pack(about, payloads.encode(flat(output.update), payload_of(work)))
         self.state.keep_sent(Pending(int(work["round"]), body, pack(tree.arrays(output.state))))
         self._settle()
 
@@ -185,7 +187,7 @@ class TfDevice(LiveDevice):
     def _score(self, work: dict) -> None:
         message = self._message(work)
         if message is not None:
-            rows = self._rows(work["splits"], self._of_all, message, self.current, self._in(int(work["round"])))
+            rows = self._rows(splits_of(work), self._of_all, message, self.current, self._in(int(work["round"])))
             self._send_scores(work, rows)
 
     def _rows(self, splits, score, message, own, train) -> list[dict]:

@@ -16,6 +16,7 @@ import numpy as np
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
+from tflite_export.device.live.answers import round_and_theta, splits_of
 from tflite_export.device.live.state import Pending, State
 from tflite_export.device.live.work import Work, about_device, check_examples, keep_bundle, keep_first_head
 from tflite_export.device.runtime import Bundle
@@ -77,8 +78,9 @@ class AskedDevice:
         self.state.drop()
         found = {}
         if kind == wire.SCORE:
+            number, name = round_and_theta(about)
             work.client.receive(_theta(about, question))
-            found = {"round": about["round"], "theta": about["theta"], "scores": work.scores(about["splits"])}
+            found = {"round": number, "theta": name, "scores": work.scores(splits_of(about))}
         return {ABOUT: json.dumps(found)}
 
     def _who(self) -> dict:
@@ -109,12 +111,12 @@ class AskedDevice:
 def _is_for(pending: Pending, work: dict) -> bool:
     """Whether an update is what a visit asks for."""
     about, _ = wire.unpack(pending.body)
-    return pending.round_num == work["round"] and about["theta"] == work["theta"]
+    return (pending.round_num, about["theta"]) == round_and_theta(work)
 
 
 def _theta(about: dict, question: Record) -> np.ndarray:
     content = _part(question, THETA)
-    if hashlib.sha256(content).hexdigest() != wire.entry(about, "theta", str):
+    if hashlib.sha256(content).hexdigest() != round_and_theta(about)[1]:
         raise InvalidInput("the server's theta does not have the hash that it was announced with")
     return np.frombuffer(content, "<f4").astype(np.float32)
 

@@ -21,9 +21,19 @@ import numpy as np
 
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
+from tflite_export.device.head_file import is_unicode
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
-from tflite_export.device.live.answers import Answer, ServerError
+from tflite_export.device.live.answers import (
+    Answer,
+    ServerError,
+    files_of,
+    round_and_theta,
+    round_of,
+    splits_of,
+    theta_of,
+    unusable,
+)
 from tflite_export.device.live.connection import Connection, NotTrusted, check_way
 from tflite_export.device.live.rests import SCORES, UPDATE, Rests
 from tflite_export.device.live.secure.state import SecureState
@@ -154,13 +164,15 @@ class LiveDevice:
         answer = self._send("POST", "/v1/join", json.dumps(about).encode(), None)
         member, before = {"secure": False} | self._json(answer), self.state.member()
         if any(wire.entry_or(member, name, int, low, None) is None for name, low in (("client", 0), ("classes", 1))):
-            raise ServerError("the server's answer has no client and classes that a device can use")
+            raise unusable("client and classes")
         if before is not None and before["secure"]:
             member["secure"] = True  # what the device has hidden so far stays hidden
         member["examples"] = about["examples"]
         self._only_secure = self._only_secure or bool(member["secure"])
         if "run" in member:  # servers of before do not say it
-            self.state.keep_run(wire.entry(member, "run", str, 1, 100))
+            if not (isinstance(run := member["run"], str) and 1 <= len(run) <= 100 and is_unicode(run)):
+                raise unusable("run")
+            self.state.keep_run(run)
         self.state.keep_member(member)
         self.log(f"joined as client {member['client']}")
         return member
@@ -171,9 +183,7 @@ class LiveDevice:
             new = self.state.bundle.with_name("bundle.new")
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
-            for name in self._json(self._ask("GET", "/v1/bundle"))["files"]:
-                if "/" in name or name.startswith("."):
-                    raise ServerError(f"the server names a file {name!r}, which is no file of a bundle")
+            for name in files_of(self._json(self._ask("GET", "/v1/bundle"))):
                 write_whole(new / name, self._good(self._ask("GET", f"/v1/bundle/{name}")).body)
             self._check_bundle(new)
             new.replace(self.state.bundle)
@@ -214,12 +224,12 @@ class LiveDevice:
         answer = self._good(self._ask("GET", f"/v1/work?wait={wait:g}{have}{masks}"))
         if answer.digest:
             work, content = wire.unpack(answer.body)
-            self._keep_theta(wire.entry(work, "theta", str), content, answer.digest)
+            self._keep_theta(theta_of(work), content, answer.digest)
         else:
             work = wire.read_json(answer.body)
         self._rests.begin(work)
         if not isinstance(work.get("kind"), str):  # as of a proxy in its place
-            raise ServerError("the server's answer has no kind that a device can use")
+            raise unusable("kind")
         if work["kind"] in PHASES:
             self._take_part(work)
             return True
@@ -252,7 +262,7 @@ class LiveDevice:
         self._last = name, np.frombuffer(content, "<f4" if digest == name else "<f2").astype(np.float32)
 
     def _visit(self, work: dict) -> None:
-        theta = self._theta(work["theta"])
+        theta = self._theta(round_and_theta(work)[1])
         if theta is None:
             return
         self.state.keep(self._work.visit(work, theta))
@@ -311,13 +321,13 @@ class LiveDevice:
 
     def _take_part(self, work: dict) -> None:
         """Sends the message of a phase; or refuses, and waits for the next attempt."""
-        number, phase = wire.entry(work, "round", int, 1), work["kind"]
+        number, phase = round_of(work), work["kind"]
         visited = self._visited() if phase in (KEYS, MASKED) else None
         if visited is not None and visited.round_num != number:
             self._settle_secure()
             visited = None
-        if phase == KEYS and (visited is None or wire.unpack(visited.body)[0]["theta"] != work["theta"]):
-            if (theta := self._theta(wire.entry(work, "theta", str))) is None:
+        if phase == KEYS and (visited is None or wire.unpack(visited.body)[0]["theta"] != theta_of(work)):
+            if (theta := self._theta(theta_of(work))) is None:
                 return
             visited = self._work.visit(work | {"payload": "float32", "splits": []}, theta)
             self._kept.keep_visit(visited)
@@ -352,15 +362,15 @@ class LiveDevice:
         """What became of this device in a round, as the server says: 'counted', 'open' or 'over'."""
         state = self._json(self._ask("GET", f"/v1/secure/{number}")).get("state")
         if state not in ("counted", "open", "over"):  # as of a proxy in its place
-            raise ServerError("the server's answer has no state that a device can use")
+            raise unusable("state")
         return str(state)
 
     def _score(self, work: dict) -> None:
-        theta = self._theta(work["theta"])
+        theta = self._theta(round_and_theta(work)[1])
         if theta is None:
             return
         self.client.receive(theta)
-        self._send_scores(work, self._work.scores(work["splits"]))
+        self._send_scores(work, self._work.scores(splits_of(work)))
 
     def _send_scores(self, work: dict, rows: list[dict]) -> None:
         about = {"theta": work["theta"], "scores": rows}

@@ -11,6 +11,7 @@ from tflite_export.device.files import write_whole
 from tflite_export.device.head_file import load_head, save_head
 from tflite_export.device.kinds import Kind
 from tflite_export.device.live import wire
+from tflite_export.device.live.answers import payload_of, round_and_theta, settings_of, splits_of
 from tflite_export.device.live.state import Pending, State
 from tflite_export.device.runtime import Bundle
 
@@ -140,12 +141,16 @@ class Work:
         Args:
             work: a visit, as docs/live.md describes it.
             theta: float32 [P].
+
+        Raises:
+            InvalidInput: the work has no settings that a device can use, or the round diverged.
         """
-        self.client.settings = {**self.client.settings, **work["settings"], "rounds": True}
-        update = self.client.round(theta, *self.examples["train"], payload=work["payload"])
-        about = {"theta": work["theta"], "examples": update.num_examples, "loss": update.loss}
-        about["scores"] = self.scores(work["splits"], update.head)
-        return Pending(work["round"], wire.pack(about, update.payload), update.head)
+        (number, name), payload = round_and_theta(work), payload_of(work)
+        self.client.settings = {**self.client.settings, **settings_of(work), "rounds": True}
+        update = self.client.round(theta, *self.examples["train"], payload=payload)
+        about = {"theta": name, "examples": update.num_examples, "loss": update.loss}
+        about["scores"] = self.scores(splits_of(work), update.head)
+        return Pending(number, wire.pack(about, update.payload), update.head)
 
     def scores(self, splits, head=None) -> list[dict]:
         """Loss and score on the splits that the device has, with its head or another one."""
