@@ -134,6 +134,10 @@ typedef struct {
 /* Opens a bundle, checks every file against the manifest, loads the head from `state` (else the bundle's) and the
  * program. `options` may be NULL. If it fails, *client still tells the error, and is to be closed, too. */
 TFPFL_API int tfpfl_open(const char *bundle, const tfpfl_options *options, tfpfl_client **client);
+/* Opens the personal model of a live device, to predict with it: the bundle, head.bin and theta.bin of its folder, see
+ * tfpfl_live.h. The device may work meanwhile. What is done to this client, such as tfpfl_personalize, stays in memory:
+ * options->state is not used, and the head in the folder is the device's. */
+TFPFL_API int tfpfl_open_state(const char *state, const tfpfl_options *options, tfpfl_client **client);
 TFPFL_API void tfpfl_close(tfpfl_client *client);
 /* The last error of this client, one line in UTF-8; valid until its next call. NULL is taken for lack of memory. */
 TFPFL_API const char *tfpfl_error(const tfpfl_client *client);

@@ -13,8 +13,8 @@
  * libtfpfl_live has the core in it.
  *
  * The folder `state` keeps the device's key (identity.pem), its number (member.json), of which live rounds it is
- * (run.id), the bundle, its head (head.bin), an update that is on its way (update.bin), and what belongs to a secure
- * round (secure/). A process may be killed anywhere: the next start sends the update again, and its head becomes
+ * (run.id), the bundle, its head (head.bin), the theta with which it computed last (theta.bin), an update that is on its
+ * way (update.bin), and what belongs to a secure round (secure/). An app that only predicts opens it by tfpfl_open_state. A process may be killed anywhere: the next start sends the update again, and its head becomes
  * current exactly if the server has counted it. The head, examples and labels never leave the device.
  *
  * The version is that of tfpfl_device.h; for its structs the same holds as for those there.
@@ -76,7 +76,7 @@ TFPFL_API int tfpfl_live_step(tfpfl_live *live, double wait, int *goes_on);
 TFPFL_API int tfpfl_live_run(tfpfl_live *live, size_t most, size_t *counted);
 /* The updates that the server has counted since tfpfl_live_open. */
 TFPFL_API size_t tfpfl_live_counted(const tfpfl_live *live);
-/* The client, to predict with the present head; NULL where it could not be opened. Closed by tfpfl_live_close. */
+/* The client, to predict with the present theta and head; NULL where it could not be opened. Closed by tfpfl_live_close. */
 TFPFL_API tfpfl_client *tfpfl_live_client(tfpfl_live *live);
 
 #ifdef __cplusplus

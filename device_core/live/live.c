@@ -110,8 +110,10 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     if (live->token != NULL) strcpy(live->token, options->token);
     live->bundle = join(state, BUNDLE_FOLDER);
     live->head = join(state, HEAD_FILE);
+    live->theta = join(state, THETA_FILE);
     char *path = join(state, KEY_FILE);
-    if (live->folder == NULL || live->bundle == NULL || live->head == NULL || path == NULL) status = no_memory(error);
+    if (live->folder == NULL || live->bundle == NULL || live->head == NULL || live->theta == NULL || path == NULL)
+        status = no_memory(error);
     else strcpy(live->folder, state);
     if (status == 0) status = live_key_open(path, &live->key, error);
     free(path);
@@ -130,6 +132,7 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     if (status != 0) return status;
     const tfpfl_options of_the_client = {live->head, options->litert, options->trunk};
     status = live_of_client(live, tfpfl_open(live->bundle, &of_the_client, &live->client));
+    if (status == 0) status = live_of_client(live, receive_kept(live->client, live->theta));
     if (status == 0) status = take_examples(live, data);
     if (status == 0) status = live_settle_secure(live);
     return status == 0 ? live_settle(live) : status;
@@ -155,5 +158,6 @@ void tfpfl_live_close(tfpfl_live *live) {
     free(live->folder);
     free(live->bundle);
     free(live->head);
+    free(live->theta);
     free(live);
 }

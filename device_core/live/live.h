@@ -37,6 +37,7 @@ double live_drawn(void); /* in [0, 1) */
 #define RUN_FILE "run.id"
 #define BUNDLE_FOLDER "bundle"
 #define HEAD_FILE "head.bin"
+#define THETA_FILE "theta.bin"
 #define UPDATE_FILE "update.bin"
 
 /* Makes the folder, and takes it for this process: `lock` is to be closed. Deletes what a killed process has left. */
@@ -151,7 +152,7 @@ struct rests {
 };
 
 struct tfpfl_live {
-    char *folder, *bundle, *head; /* paths */
+    char *folder, *bundle, *head, *theta; /* paths */
     int lock;
     struct member member;
     size_t classes; /* K of the data */
@@ -217,7 +218,7 @@ int live_count(tfpfl_live *live, const struct pending *pending, int64_t examples
 bool live_is_hash(const char *text);
 /* The theta of this name; NULL: its round ended meanwhile. `body` is to be freed. */
 int live_theta(tfpfl_live *live, const char *name, const float **theta, char **body);
-/* Computes a round with the settings of a work. */
+/* Computes a round with the settings of a work, and keeps its theta before the new head can become current. */
 int live_compute(tfpfl_live *live, const struct json *work, const float *theta, const char *payload,
                  tfpfl_update *update);
 

@@ -5,6 +5,7 @@
  *     run.id         which live rounds the head is of
  *     bundle/        the files from the server
  *     head.bin       the head; see head.c
+ *     theta.bin      the theta with which the device computed last; see kept.c
  *     update.bin     the update of a round, until the server has said whether it counted it
  *     secure/        what belongs to a secure round; see secure_state.c
  *     lock           empty; one process at a time uses the folder

@@ -212,7 +212,8 @@ int live_compute(tfpfl_live *live, const struct json *work, const float *theta, 
     size_t weights = tfpfl_describe(live->client)->num_backbone_weights;
     int status = take_settings(live, work);
     if (status != 0) return status;
-    return live_of_client(live, tfpfl_round(live->client, theta, weights, &live->splits[0], payload, update));
+    status = live_of_client(live, tfpfl_round(live->client, theta, weights, &live->splits[0], payload, update));
+    return status == 0 ? keep_theta(live->theta, tfpfl_theta(live->client), weights, live->error) : status;
 }
 
 static int visit(tfpfl_live *live, const struct work *work, const float *theta) {
@@ -234,6 +235,7 @@ static int send_scores(tfpfl_live *live, const struct work *work, const float *t
     char target[40], reason[REASON_ROOM];
     size_t weights = tfpfl_describe(live->client)->num_backbone_weights;
     int status = live_of_client(live, tfpfl_receive(live->client, theta, weights));
+    if (status == 0) status = keep_theta(live->theta, tfpfl_theta(live->client), weights, live->error);
     if (status != 0) return status;
     words_add(&body, "{\"theta\": ");
     words_text(&body, work->theta);

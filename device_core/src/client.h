@@ -22,6 +22,14 @@ const void *answers_of(const tfpfl_client *client, const tfpfl_examples *example
 size_t answer_bytes(const tfpfl_client *client); /* of one example */
 int compute_features(tfpfl_client *client, const tfpfl_examples *examples, float *features);
 
+/* ---- kept.c */
+
+int keep_theta(const char *path, const float *theta, size_t count, char *error);
+/* theta is to be freed; NULL: there is no such file, or it is damaged. */
+int kept_theta(const char *path, size_t count, float **theta, char *error);
+/* Takes the theta that a file keeps, if there is one. */
+int receive_kept(tfpfl_client *client, const char *path);
+
 /* ---- steps.c */
 
 struct tensor theta_of(const tfpfl_client *client);

@@ -246,10 +246,12 @@ def examples_in(x, y=None):
 class NativeClient:
     """A client in C with the methods of `DeviceClient`."""
 
-    def __init__(self, native: Native, bundle, state=None, litert=None, trunk=None):
+    def __init__(self, native: Native, bundle, state=None, litert=None, trunk=None, of_state=False):
+        """With `of_state`, `bundle` is the folder of a live device."""
         self.library, self._client = native.library, ctypes.c_void_p()
         options = Options(*(None if given is None else os.fsencode(given) for given in (state, litert, trunk)))
-        status = self.library.tfpfl_open(os.fsencode(bundle), ctypes.byref(options), ctypes.byref(self._client))
+        opens = self.library.tfpfl_open_state if of_state else self.library.tfpfl_open
+        status = opens(os.fsencode(bundle), ctypes.byref(options), ctypes.byref(self._client))
         try:
             self._done(status)
         except NativeError:

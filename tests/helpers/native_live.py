@@ -116,9 +116,17 @@ class NativeLive:
     @property
     def head(self):
         """The present head, of the client with which an app predicts."""
-        self._library.tfpfl_live_client.restype = self._library.tfpfl_current_head.restype = ctypes.c_void_p
-        client = ctypes.c_void_p(self._library.tfpfl_live_client(self._live))
-        return head_out(Head.from_address(self._library.tfpfl_current_head(client)))
+        self._library.tfpfl_current_head.restype = ctypes.c_void_p
+        return head_out(Head.from_address(self._library.tfpfl_current_head(self._client)))
+
+    @property
+    def head_is_stale(self) -> bool:
+        return bool(self._library.tfpfl_head_is_stale(self._client))
+
+    @property
+    def _client(self):
+        self._library.tfpfl_live_client.restype = ctypes.c_void_p
+        return ctypes.c_void_p(self._library.tfpfl_live_client(self._live))
 
     def close(self) -> None:
         self._library.tfpfl_live_close(self._live)

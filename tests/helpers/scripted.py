@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -21,7 +22,8 @@ class Script:
     def __init__(self, bundle, *kinds):
         self.files = {path.name: path.read_bytes() for path in bundle.folder.iterdir()}
         self.head = self.files["head.bin"]
-        self.theta = hashlib.sha256(self.files["theta.bin"]).hexdigest()
+        self.numbers = self.files["theta.bin"]  # of theta, float32
+        self.theta = hashlib.sha256(self.numbers).hexdigest()
         settings = {name: bundle.manifest["training"][name] for name in ("tau", "beta", "head_rate")}
         work = {"round": 1, "theta": self.theta, "payload": "float32", "settings": settings}
         work["splits"] = ["train", "test"]
@@ -33,6 +35,13 @@ class Script:
         self.secure: list = []  # whether each answer to that says that the rounds are secure
         self.times: list = []  # when work was asked for, by the device's clock, which its rests alone move
         self.clock = lambda: 0.0
+
+    def move(self, factor):
+        """From now on, theta is the bundle's times this factor; so is that of all work to come."""
+        self.numbers = (np.frombuffer(self.files["theta.bin"], "<f4") * np.float32(factor)).tobytes()
+        self.theta = hashlib.sha256(self.numbers).hexdigest()
+        for work in self.work:
+            work["theta"] = self.theta
 
     def gate(self, path, headers):
         """An answer that comes first, if there is one: (status, JSON)."""
@@ -46,7 +55,7 @@ class Script:
             status, answer = self.update if name.startswith("update/") else self.score
             return status, [], json.dumps(answer).encode()
         if name == "head" or name.startswith(("bundle/", "theta/")):
-            files = self.files | {"head": self.head, self.theta: self.files["theta.bin"]}
+            files = self.files | {"head": self.head, self.theta: self.numbers}
             return 200, [], files[name.rpartition("/")[2]]
         if name == "work":
             self.times.append(self.clock())

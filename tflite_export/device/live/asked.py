@@ -79,7 +79,7 @@ class AskedDevice:
         found = {}
         if kind == wire.SCORE:
             number, name = round_and_theta(about)
-            work.client.receive(_theta(about, question))
+            work.receive(_theta(about, question))
             found = {"round": number, "theta": name, "scores": work.scores(splits_of(about))}
         return {ABOUT: json.dumps(found)}
 

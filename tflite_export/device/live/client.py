@@ -369,7 +369,7 @@ class LiveDevice:
         theta = self._theta(round_and_theta(work)[1])
         if theta is None:
             return
-        self.client.receive(theta)
+        self._work.receive(theta)
         self._send_scores(work, self._work.scores(splits_of(work)))
 
     def _send_scores(self, work: dict, rows: list[dict]) -> None:

@@ -5,6 +5,7 @@ member.json    what was said when the device joined: the client's number, and it
 run.id         which live rounds the head is of
 bundle/        the files from the server
 head.bin       the head; see head_file.py
+theta.bin      the theta with which the device computed last; see kept_theta.py
 update.npz     the update of a round, until the server has said whether it counted it
 lock           is locked while a process works with the folder
 """
@@ -25,7 +26,7 @@ from tflite_export.device.live import wire
 from tflite_export.device.live.wire import Signer
 
 KEY, MEMBER, BUNDLE, HEAD, UPDATE, LOCK = "identity.pem", "member.json", "bundle", "head.bin", "update.npz", "lock"
-RUN = "run.id"
+RUN, THETA = "run.id", "theta.bin"
 _OTHER_UPDATE = "update.bin"  # of the client in C
 
 
@@ -114,6 +115,11 @@ class State:
     def head(self) -> Path:
         """The file of the head."""
         return self.folder / HEAD
+
+    @property
+    def theta(self) -> Path:
+        """The file of the theta with which the device computed last."""
+        return self.folder / THETA
 
     def signer(self) -> Signer:
         """The device's key; a new one at the first start."""

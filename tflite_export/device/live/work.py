@@ -12,6 +12,7 @@ from tflite_export.device.head_file import load_head, save_head
 from tflite_export.device.kinds import Kind
 from tflite_export.device.live import wire
 from tflite_export.device.live.answers import payload_of, round_and_theta, settings_of, splits_of
+from tflite_export.device.live.kept_theta import keep_theta, kept_theta
 from tflite_export.device.live.state import Pending, State
 from tflite_export.device.runtime import Bundle
 
@@ -87,7 +88,7 @@ def about_device(examples: dict, signer: wire.Signer) -> dict:
 
 
 class Work:
-    """A device that has its bundle and its head.
+    """A device that has its bundle and its head. It goes on with the theta that it computed with last.
 
     Args:
         state: the device's folder, with both.
@@ -102,6 +103,9 @@ class Work:
 
     def __init__(self, state: State, examples: dict, interpreter=None):
         self.client = DeviceClient(Bundle(state.bundle), state.head, interpreter=interpreter)
+        self._kept = state.theta
+        if (theta := kept_theta(self._kept, self.client.bundle.num_backbone_weights)) is not None:
+            self.client.receive(theta)
         self.examples = {
             split: self._checked(split, self._taken(split, np.asarray(x)), np.asarray(labels))
             for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)
@@ -135,6 +139,11 @@ class Work:
             )
         return taken
 
+    def receive(self, theta: np.ndarray) -> None:
+        """Takes a newer theta, float32 [P], and keeps it: also after a restart, it is the client's."""
+        self.client.receive(theta)
+        keep_theta(self._kept, self.client.theta)
+
     def visit(self, work: dict, theta: np.ndarray) -> Pending:
         """Computes a round.
 
@@ -148,6 +157,7 @@ class Work:
         (number, name), payload = round_and_theta(work), payload_of(work)
         self.client.settings = {**self.client.settings, **settings_of(work), "rounds": True}
         update = self.client.round(theta, *self.examples["train"], payload=payload)
+        keep_theta(self._kept, self.client.theta)  # before the head that was trained on it can become current
         about = {"theta": name, "examples": update.num_examples, "loss": update.loss}
         about["scores"] = self.scores(splits_of(work), update.head)
         return Pending(number, wire.pack(about, update.payload), update.head)
