@@ -34,7 +34,9 @@ static char *path_of(const char *folder, const char *name) {
 
 static int make_folder(const char *folder, char *error) {
     char *inner = folder_of(folder);
-    int status = inner == NULL ? no_memory(error) : mkdir(inner, 0700) != 0 && errno != EEXIST ? system_error(error, inner) : 0;
+    bool made = inner != NULL && mkdir(inner, 0700) == 0;
+    int status = inner == NULL ? no_memory(error) : !made && errno != EEXIST ? system_error(error, inner) : 0;
+    if (made) status = live_sync(folder, error);  /* otherwise a loss of power may take it, with what is in it */
     free(inner);
     return status;
 }

@@ -95,6 +95,8 @@ int main(int count, char **arguments) {
     if (strcmp(what, "update") == 0) status = live_drop(folder, error);
     if (strcmp(what, "attempt") == 0) status = secure_drop_attempt(folder, error);
     if (strcmp(what, "round") == 0) status = secure_drop(folder, error);
+    struct words body = {.text = error, .used = 1};
+    if (strcmp(what, "keep") == 0) status = secure_keep_message(folder, KEYS, &body, error);
     if (status != 0) puts(error);
 }
 """
@@ -208,3 +210,19 @@ def test_what_is_deleted_in_python_does_not_come_back_either(tmp_path, monkeypat
         "round": [*FORGOTTEN["attempt"], "- update.bin", "secure"],
     }
     assert seen == [NAMES.get(line, line) for line in expected.get(what, FORGOTTEN[what])]
+
+
+@pytest.mark.parametrize("language", ["C", "Python"])
+def test_a_folder_that_is_made_stays_after_a_loss_of_power(programs, tmp_path, monkeypatch, language):
+    """The device's folder is written to the disk when `secure` is made in it; else all that is kept there could go."""
+    state, seen = tmp_path / "state", []
+    state.mkdir()
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}"))))
+    for expected in (["state", "secure"], ["secure"]):
+        seen.clear()
+        if language == "C":
+            seen.extend(said(programs["forget"], "keep", state))
+        else:
+            SecureState(state).keep_message("keys", b"a message")
+        assert [name for name in seen if not name.endswith(".new")] == expected
+    assert (state / "secure").stat().st_mode & 0o777 == 0o700

@@ -89,5 +89,7 @@ class SecureState:
             sync_folder(self.folder)
 
     def _write(self, name: str, content: bytes) -> None:
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not self.folder.is_dir():
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            sync_folder(self.folder.parent)  # otherwise a loss of power may take it, with what is in it
         write_whole(self.folder / name, content, 0o600)
