@@ -725,23 +725,24 @@ def test_a_mean_at_equal_cost_counts_the_seeds_that_were_evaluated_there():
 def test_the_table_at_equal_cost_says_of_how_many_seeds():
     """A seed whose run ended before it had spent as much has no entry there."""
     experiment = TOY._replace(reference="pflego")
-    ours, theirs = ({what: [8, accuracy, 1.0] for what in ("flops", "seconds")} for accuracy in (90.0, 80.0))
-    late = {"flops": [7, 82.0, 1.0]}
+    ten = [*range(9, 19)]
+    ours, theirs = ({what: [18, accuracy, 1.0, ten] for what in ("flops", "seconds")} for accuracy in (90.0, 80.0))
+    late = {"flops": [17, 82.0, 1.0, [*range(8, 18)]]}
     cells = {
-        "digits | pflego": {"seeds": {str(seed): {"rounds": 8, "at equal cost": ours} for seed in range(3)}},
+        "digits | pflego": {"seeds": {str(seed): {"rounds": 18, "at equal cost": ours} for seed in range(3)}},
         "digits | fedavg": {
-            "seeds": {str(seed): {"rounds": 9, "at equal cost": its} for seed, its in enumerate((theirs, late))}
+            "seeds": {str(seed): {"rounds": 19, "at equal cost": its} for seed, its in enumerate((theirs, late))}
         },
     }
     of = {row["method"]: row for row in equal_cost.rows(experiment, cells)}
-    assert of["PFLEGO"]["flops"] == "90.00 ± 0.00 (8)" and of["PFLEGO"]["bytes"] == "-"
+    assert of["PFLEGO"]["flops"] == "90.00 ± 0.00 (18)" and of["PFLEGO"]["bytes"] == "-"
     its = "seeds, in which PFLEGO has 90.00)"
-    assert of["FedAvg"]["flops"] == f"81.00 ± 12.71 (7-8, 2 of 3 {its}"  # Student's t for 2: 12.706 sd / sqrt(2)
-    assert of["FedAvg"]["seconds"] == f"80.00 ± 1.00 (8, 1 of 3 {its}"
+    assert of["FedAvg"]["flops"] == f"81.00 ± 12.71 (17-18, 2 of 3 {its}"  # Student's t for 2: 12.706 sd / sqrt(2)
+    assert of["FedAvg"]["seconds"] == f"80.00 ± 1.00 (18, 1 of 3 {its}"
     for seed in ("1", "2"):  # the reference has not come to its end there: its cost is another one
         cells["digits | pflego"]["seeds"][seed]["rounds"] = 4
     of = {row["method"]: row for row in equal_cost.rows(experiment, cells)}
-    assert of["PFLEGO"]["flops"] == "90.00 ± 1.00 (8)" and of["FedAvg"]["flops"] == "80.00 ± 1.00 (8)"
+    assert of["PFLEGO"]["flops"] == "90.00 ± 1.00 (18)" and of["FedAvg"]["flops"] == "80.00 ± 1.00 (18)"
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def _text(there: dict[str, list], theirs: dict[str, list], experiment: Experimen
     means = [each for each in evaluated.values() if each[1] is not None]
     of_ten = protocols.protocol(experiment.protocol).when == "last10"
     rounds = [t for each in means for t in each[3]]
-    if rounds and of_ten and any(len(each[3]) < min(LAST_ROUNDS, each[0]) for each in means):
+    if rounds and of_ten and any(len(each[3]) < LAST_ROUNDS for each in means):
         after.append(f"evaluated in {_range(rounds)}")
     if not set(theirs) <= set(evaluated):
         after.append(f"{len(evaluated)} of {len(set(theirs) | set(there))} seeds")
