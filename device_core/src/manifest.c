@@ -104,8 +104,7 @@ static bool is_tensor(const char *text, size_t bytes) {  /* (float32|int32)\[(-?
 
 /* ---- the rules */
 
-#define WHOLE_FROM_1 "an integer from 1 to 2147483647"
-static const struct rule count = {NUMBER, WHOLE_FROM_1, 1, LARGEST, .whole = true};
+static const struct rule count = {NUMBER, "an integer from 1 to 2147483647", 1, LARGEST, .whole = true};
 static const struct rule id = {NUMBER, "an integer from 0 to 2147483647", 0, LARGEST, .whole = true};
 static const struct rule batch = {NUMBER, "an integer from 1 to 4096", 1, 4096, .whole = true};
 static const struct rule room = {NUMBER, "an integer from 1 to 65536", 1, 65536, .whole = true};
@@ -127,6 +126,7 @@ static const struct rule tensors = {NAMED, "an object", .of = &tensor, .matches 
 static const struct rule shape = {LIST, "a list of 1 or more", .of = &count, .least = 1};
 static const struct rule weight_shape = {LIST, "a list of 0 or more", .of = &count};
 static const struct rule texts = {LIST, "a list of 0 or more", .of = &text};
+static const struct rule column_names = {LIST, "a list of 1 or more", .of = &text, .least = 1};
 static const struct rule class_name = {TEXT, "a text of one or more characters", .matches = is_something};
 static const struct rule class_names = {LIST, "a list of 1 or more", .of = &class_name, .least = 1};
 static const struct rule ids = {LIST, "a list of 1 or more", .of = &id, .least = 1};
@@ -157,7 +157,8 @@ static const struct entry training_entries[] = {
     {"safeguard", &boolean}, {"rounds", &boolean}, {NULL}};
 static const struct rule training = OBJECT_OF(training_entries);
 static const struct entry preprocessing_entries[] = {
-    {"scale", &any_number, true}, {"shift", &any_number, true}, {"stored_dtype", &text, true}, {NULL}};
+    {"scale", &any_number, true}, {"shift", &any_number, true}, {"stored_dtype", &text, true},
+    {"columns", &column_names, true}, {NULL}};
 static const struct rule preprocessing = OBJECT_OF(preprocessing_entries);
 static const struct entry label_entries[] = {{"names", &class_names}, {"class_ids", &ids}, {NULL}};
 static const struct rule labels = OBJECT_OF(label_entries);

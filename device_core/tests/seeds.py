@@ -31,7 +31,8 @@ def manifests():
     more = {
         "signatures": {"features": signature}, "quality": {"a.tflite": {"x": [1.5e300, -0.0, 12345678901234567890]}},
         "runtimes": {"tested": ["a"], "minimum": {"b": "1"}}, "memory": [{"x": [None, False, {}]}],
-        "browser": {"room": 16, "batch": 8, "head_batch": 8}, "preprocessing": {"scale": 0.0625, "stored_dtype": "u1"},
+        "browser": {"room": 16, "batch": 8, "head_batch": 8},
+        "preprocessing": {"scale": 0.0625, "stored_dtype": "u1", "columns": ["a", "b"]},
     }  # fmt: skip
     trunk = {"trunk": {"file": "theta.bin", "raw_shape": [4, 4, 1], "sha256": "ab" * 32}}
     kinds = ("multilabel", "poisson", "quantile:0.25", "quantile:1.5e-05", "huber:2.5", "huber:1e+06")

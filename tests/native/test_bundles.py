@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from helpers.fuzzing import changed, pytest_generate_tests, quick, set_entry  # noqa: F401
 from helpers.hand_made import described, manifest_of, write_files, write_manifest
 from helpers.native import CORE, NativeError, build
+from tflite_export.device import manifest as rules
 from tflite_export.device.errors import BundleError
 from tflite_export.device.runtime import Bundle
 
@@ -143,7 +145,60 @@ def with_trunk_and_kind(folder):
     return manifest
 
 
-@pytest.mark.parametrize("manifest_of", [manifest_of, with_trunk_and_kind])
+def of_a_table(folder):
+    """The same for a client whose data are a table."""
+    manifest = with_trunk_and_kind(folder)
+    manifest["preprocessing"] = {"scale": 1.0, "shift": 0.0, "stored_dtype": "float32", "columns": ["a", "b", "é"]}
+    manifest["files"]["theta.bin"]["operations"] = {"FULLY_CONNECTED": 2}
+    manifest["model"]["num_tokens"] = manifest["model"]["inputs"]["arrays"][0]["num_tokens"] = 9
+    return manifest
+
+
+def wrong_values(rule, value, way=()):
+    """Every place in a manifest that a rule is about, each with what the rule refuses; None: it is missing."""
+    rule = rule.of if isinstance(rule, rules.Optional) else rule
+    if isinstance(rule, dict):
+        yield way, 5
+        for name, entry in rule.items():
+            if not isinstance(entry, rules.Optional):
+                yield (*way, name), None
+            yield from wrong_values(entry, value[name], (*way, name))
+    elif isinstance(rule, rules.Several):
+        key, inner = next(iter(value.items())) if rule.named else (0, value[0])
+        yield from ((way, wrong) for wrong in ([] if rule.least else "x", "x", {"": inner} if rule.named else {}))
+        yield from wrong_values(rule.of, inner, (*way, key))
+    elif isinstance(rule, rules.Number):
+        below, above = rule.low - abs(rule.low) - 1, 2 * rule.high
+        yield from ((way, wrong) for wrong in (below, above, "1", True, *([1.5] if rule.whole else [])))
+    elif isinstance(rule, rules.Text):
+        yield from ((way, wrong) for wrong in (1, "", "\n!") if wrong == 1 or not re.fullmatch(rule.pattern, wrong))
+    else:
+        yield way, 1
+
+
+@pytest.mark.slow
+def test_every_rule_of_the_reader_in_python_is_one_of_the_reader_in_c(native, tmp_path):
+    write_files(tmp_path)
+    right = of_a_table(tmp_path)
+    write_manifest(tmp_path, right)
+    assert said_by_python(tmp_path) is None and said_by_c(native, tmp_path) is None
+    for way, value in wrong_values(rules.RULES, right):
+        manifest = deepcopy(right)
+        if way:
+            set_entry(manifest, way, value)
+            write_manifest(tmp_path, manifest)
+            assert_the_same(native, tmp_path)
+            assert said_by_c(native, tmp_path) is not None, (way, value)
+
+
+def test_the_rules_in_c_are_about_the_same_entries(tmp_path):
+    write_files(tmp_path)
+    entries = {way[-1] for way, _ in wrong_values(rules.RULES, of_a_table(tmp_path)) if way}
+    found = set(re.findall(r'\{"(\w+)", &', (CORE / "src" / "manifest.c").read_text()))
+    assert {"columns", "tau"} <= found <= entries
+
+
+@pytest.mark.parametrize("manifest_of", [manifest_of, with_trunk_and_kind, of_a_table])
 def test_manifests_that_were_hashed_again(native, tmp_path, cases, manifest_of):
     write_files(tmp_path)
     text = json.dumps(manifest_of(tmp_path))
@@ -179,6 +234,7 @@ def test_lies_about_sizes(native, folder, way):
 ARRAYS = {  # entries of examples of several arrays, of what `verify` compares, and the names of classes
     ("labels", "names"): [["a", "b"], ["a", ""], ["a", "a"], ["b'\""] * 2, ["é", "é"], ["x" * 99] * 2, [" ", "\n"]],
     ("check", "outputs"): [{"round.bias": 0.5}, {"round.bias": -1}, {"round-bias": 1}, {"": 1}, {"x" * 81: 1}, "x"],
+    ("preprocessing", "columns"): [["a"], [], [1], "x", ["a", None], {}, ["a", "a"], ["", "\n"]],
     ("check", "files"): [{"a.tflite": 0}, {"../a": 1}, {"a.tflite": None}, "x"],
     ("model", "example_shape"): [[3], [4], [3, 1], [1, 3], [2**31 - 1] * 200],
     ("model", "inputs"): ["no", {}, {"kind": "list", "arrays": []}, {"kind": "tuple", "arrays": []}],
