@@ -119,7 +119,7 @@ typedef int content_writer(int file, const void *of);
  * the disk. */
 int replace_file(const char *path, unsigned mode, content_writer *write_to, const void *of, bool *replaced,
                  char *error);
-/* Deletes what processes that are gone were writing when they were killed; it was to replace `path`. */
+/* Deletes what processes were writing when they were killed, to replace `path`: files that nobody has locked. */
 void remove_leftovers(const char *path);
 
 /* ---- head.c */

@@ -4,10 +4,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -49,8 +49,15 @@ int sync_folder(const char *path) {
     return found;
 }
 
-/* Makes a new file beside `path`, which no other thread or process has. Its name, to be freed, ends with .new, so that
- * what a killed process has left is known. */
+/* Whether an open file still has this name. */
+static bool is_at(int file, const char *name) {
+    struct stat opened, named;
+    return fstat(file, &opened) == 0 && lstat(name, &named) == 0 && opened.st_dev == named.st_dev &&
+           opened.st_ino == named.st_ino;
+}
+
+/* Makes a new file beside `path`, which no other thread or process has, and locks it as long as it is open. Its name, to be
+ * freed, ends with .new: what a killed process has left is known by it, and by the lock, which is gone. */
 static int open_beside(const char *path, unsigned mode, char **name, char *error) {
     size_t room = strlen(path) + 64;
     int file = -1;
@@ -60,16 +67,29 @@ static int open_beside(const char *path, unsigned mode, char **name, char *error
         snprintf(*name, room, "%s.%ld.%d.new", path, (long)getpid(), i);
         file = open(*name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode);
         if (file < 0 && errno != EEXIST) break;
+        if (file < 0) continue;
+        while (flock(file, LOCK_EX) != 0 && errno == EINTR) {}  /* a file system without locks: nothing is deleted */
+        if (is_at(file, *name)) break;
+        close(file);  /* deleted before it was locked */
+        file = -1;
     }
     if (file < 0) system_error(error, *name);
     return file;
 }
 
-/* A number from 1 on, in digits; `text` goes behind it. 0: there is none. */
-static long number_at(const char **text) {
-    long number = 0;
-    for (; **text >= '0' && **text <= '9' && number < INT32_MAX / 10; ++*text) number = 10 * number + (**text - '0');
-    return number;
+/* Whether what follows the name of the file is .PROCESS.NUMBER.new. */
+static bool is_leftover(const char *rest) {
+    if (*rest++ != '.' || *rest < '1' || *rest > '9') return false;
+    rest += strspn(rest, "0123456789");
+    if (*rest++ != '.' || *rest < '0' || *rest > '9') return false;
+    return strcmp(rest + strspn(rest, "0123456789"), ".new") == 0;
+}
+
+static void delete_if_nobody_writes(const char *path) {
+    int file = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);  /* of a folder it fails */
+    if (file < 0) return;
+    if (flock(file, LOCK_EX | LOCK_NB) == 0 && is_at(file, path)) unlink(path);
+    close(file);
 }
 
 void remove_leftovers(const char *path) {
@@ -79,14 +99,9 @@ void remove_leftovers(const char *path) {
     struct dirent *entry;
     size_t length = strlen(base);
     while (list != NULL && (entry = readdir(list)) != NULL) {
-        const char *rest = entry->d_name + length;
-        if (strncmp(entry->d_name, base, length) != 0 || *rest++ != '.') continue;
-        long process = number_at(&rest);
-        if (process == 0 || *rest++ != '.' || *rest < '0' || *rest > '9') continue;
-        rest += strspn(rest, "0123456789");
-        if (strcmp(rest, ".new") != 0 || kill((pid_t)process, 0) == 0 || errno != ESRCH) continue;
+        if (strncmp(entry->d_name, base, length) != 0 || !is_leftover(entry->d_name + length)) continue;
         char *left = join(folder, entry->d_name);
-        if (left != NULL) unlink(left);  /* does nothing with folders */
+        if (left != NULL) delete_if_nobody_writes(left);
         free(left);
     }
     if (list != NULL) closedir(list);
@@ -104,11 +119,10 @@ int replace_file(const char *path, unsigned mode, content_writer *write_to, cons
         free(temporary);
         return TFPFL_SYSTEM_ERROR;
     }
-    int wrong = (keeps && fchmod(file, old.st_mode & 0777) != 0) || write_to(file, of) || fsync(file), kept = errno;
-    if (close(file) != 0 && !wrong) wrong = 1, kept = errno;
-    errno = kept;
+    int wrong = (keeps && fchmod(file, old.st_mode & 0777) != 0) || write_to(file, of) || fsync(file);
     if (wrong) status = system_error(error, temporary);
-    else if (rename(temporary, path) != 0) status = system_error(error, path);
+    else if (rename(temporary, path) != 0) status = system_error(error, path);  /* while it is locked */
+    close(file);  /* cannot lose anything: all is on the disk */
     *replaced = status == 0;
     if (!*replaced) unlink(temporary);
     else if (sync_folder(path) != 0)

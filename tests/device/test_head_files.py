@@ -1,10 +1,9 @@
 """Files that are written in one step."""
 
 import errno
+import fcntl
 import os
 import stat
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 from helpers.phone_bundles import small_bundle
 from tflite_export.device.client import DeviceClient
-from tflite_export.device.files import NotOnDisk, write_whole
+from tflite_export.device.files import NotOnDisk, remove_leftovers, write_whole
 from tflite_export.device.head_file import HeadError, SavedHead, load_head, save_head
 
 
@@ -34,24 +33,75 @@ def test_two_threads_write_one_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["head.bin"]
 
 
-@pytest.mark.slow
-def test_what_a_killed_process_left_is_deleted_when_a_client_opens_the_head(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    left = tmp_path / f"head.bin.{ended.pid}.123.new"
+def test_what_killed_processes_left_is_deleted_whatever_their_numbers(tmp_path):
+    """In a container each process has the number of the one that was killed before."""
+    left = [tmp_path / f"head.bin.{process}.123.new" for process in (1, os.getpid(), os.getppid(), 10**40)]
     others = [
-        tmp_path / f"head.bin.{os.getpid()}.123.new",  # this process may be writing it
-        tmp_path / f"head.bin.{10**40}.123.new",
-        tmp_path / f"head.bin.{ended.pid}.new",
-        tmp_path / f"headxbin.{ended.pid}.123.new",
-        tmp_path / f"a.head.bin.{ended.pid}.123.new",
-        tmp_path / f"head.bin.{ended.pid}.123.new.txt",
+        tmp_path / f"head.bin{more}"
+        for more in (".1.new", ".1.2.new.txt", ".0.1.new", ".1.x.new", ".new", "2.1.2.new", ".1.2.3.new")
     ]
-    for file in [left, *others]:
+    others += [tmp_path / "headxbin.1.123.new", tmp_path / "a.head.bin.1.123.new"]
+    for file in (*left, *others):
         file.write_bytes(b"a head")
-    bundle = small_bundle("classification", tmp_path)
-    client = DeviceClient(bundle, state=tmp_path / "head.bin", interpreter=tf.lite.Interpreter)
-    assert not left.exists() and all(file.exists() for file in others)
+    (tmp_path / "head.bin.1.7.new").mkdir()
+    (tmp_path / "head.bin.1.8.new").symlink_to(others[0])
+    others += [tmp_path / "head.bin.1.7.new", tmp_path / "head.bin.1.8.new"]
+    remove_leftovers(tmp_path / "head.bin")
+    assert sorted(tmp_path.iterdir()) == sorted(others)
+
+
+def test_a_client_that_is_opened_leaves_the_file_that_another_one_writes(tmp_path, monkeypatch):
+    sync, seen = os.fsync, []
+
+    def meanwhile(file):
+        remove_leftovers(tmp_path / "head.bin")
+        seen.append(sorted(path.name for path in tmp_path.iterdir()))
+        sync(file)
+
+    (tmp_path / "head.bin.1.2.new").write_bytes(b"left")
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    write_whole(tmp_path / "head.bin", b"new")
+    (written,) = seen[0]
+    assert written.startswith(f"head.bin.{os.getpid()}.") and seen[1] == ["head.bin"]
+    assert (tmp_path / "head.bin").read_bytes() == b"new"
+
+
+def test_a_file_that_is_deleted_before_it_is_held_is_made_again(tmp_path, monkeypatch):
+    lock, deleted = fcntl.flock, []
+
+    def late(file, how):
+        if not deleted:
+            deleted.extend(tmp_path.glob("*.new"))
+            deleted[0].unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_whole(tmp_path / "head.bin", b"new")
+    assert len(deleted) == 1 and (tmp_path / "head.bin").read_bytes() == b"new"
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    """Heads are saved there, and nothing is deleted: somebody may be writing it."""
+    left = tmp_path / "head.bin.1.2.new"
+    left.write_bytes(b"half of a head")
+
+    def none(file, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    write_whole(tmp_path / "head.bin", b"new")
+    remove_leftovers(tmp_path / "head.bin")
+    assert (tmp_path / "head.bin").read_bytes() == b"new" and left.exists()
+
+
+@pytest.mark.slow
+def test_a_client_deletes_what_was_left_of_its_head(tmp_path):
+    left = tmp_path / f"head.bin.{os.getpid()}.123.new"
+    left.write_bytes(b"half of a head")
+    client = DeviceClient(
+        small_bundle("classification", tmp_path), tmp_path / "head.bin", interpreter=tf.lite.Interpreter
+    )
+    assert not left.exists()
     client.start_from(SavedHead(*client.head, client.theta_sha256))
     assert (tmp_path / "head.bin").exists()
 

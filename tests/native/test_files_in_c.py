@@ -1,6 +1,7 @@
 """Files that the core in C writes in one step: what two threads, a failing disk and a failing LiteRT make of them."""
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -79,6 +80,49 @@ int main(int count, char **arguments) {
     tfpfl_close(client);
 }
 """
+LEFT = """
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include "core.h"
+static const char *path;
+static int calls, without, late;
+/* While a head is saved, another client of this process is opened. */
+int fsync(int file) {
+    (void)file;
+    if (calls++ == 0) remove_leftovers(path);
+    return 0;
+}
+int flock(int file, int how) {
+    char name[1000], link[40];
+    if (without) return errno = ENOLCK, -1;
+    if (late && late--) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+        ssize_t length = readlink(link, name, sizeof name - 1);
+        name[length > 0 ? length : 0] = 0;
+        unlink(name);
+        puts("deleted");
+    }
+    return (int)syscall(SYS_flock, file, how);
+}
+int main(int count, char **arguments) {
+    float kernel[] = {1, 2}, bias[] = {3, 4};
+    char error[TFPFL_ERROR_ROOM], own[1000];
+    tfpfl_head head = {1, 2, kernel, bias, {0}, NULL, 0};
+    path = arguments[count - 1];
+    without = strcmp(arguments[1], "without") == 0;
+    late = strcmp(arguments[1], "late") == 0;
+    snprintf(own, sizeof own, "%s.%ld.5.new", path, (long)getpid());
+    close(open(own, O_CREAT | O_WRONLY, 0600));
+    if (strcmp(arguments[1], "open") == 0) remove_leftovers(path);
+    else if (tfpfl_head_save(path, &head, error) != 0) puts(error);
+    if (access(own, F_OK) == 0) puts("its own is left"), unlink(own);
+}
+"""
 LIKELY = "the file is the new one, and after a loss of power it may be the old one again"
 
 
@@ -132,26 +176,40 @@ def test_a_head_that_was_replaced_is_the_present_one_also_after_an_error(failing
     assert load_head(path, bundle.num_features, bundle.num_classes).bias[0] == 42
 
 
-def test_what_a_killed_process_has_left_of_a_head_goes_when_a_client_is_opened(
-    failing, bundle, litert_library, tmp_path
-):
-    """It has a head in it. What a process that is there writes just now stays, and so do the files of others."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    left = [f"head.bin.{gone.pid}.{number}.new" for number in (0, 12)]
-    others = [f"{name}.{gone.pid}.0.new" for name in ("head.bi", "head.bin2", "ahead.bin", "head.bin.bin")]
-    others += [f"head.bin.{gone.pid}{end}" for end in (".0", ".new", "..new", ".0.new2", ".0.0.new", ".x.new")]
-    others += [f"head.bin.{os.getpid()}.0.new", "head.bin..0.new", "head.bin.0.0.new", "head.bin.-1.0.new"]
-    others += ["head.bin.99999999999999999999.0.new"]
+@pytest.fixture(scope="module")
+def leaving(programs, tmp_path_factory):
+    return linked(LEFT, tmp_path_factory.mktemp("programs") / "leaving", programs / "libtfpfl_device.a")
+
+
+def test_what_killed_processes_left_is_deleted_whatever_their_numbers(leaving, tmp_path):
+    """In a container each process has the number of the one that was killed before. What is written just now stays."""
+    left = [f"head.bin.{process}.12.new" for process in (1, os.getpid(), 10**20)]
+    others = [f"{name}.1.0.new" for name in ("head.bi", "head.bin2", "ahead.bin", "head.bin.bin")]
+    others += [f"head.bin.1{end}" for end in (".0", ".new", "..new", ".0.new2", ".0.0.new", ".x.new")]
+    others += ["head.bin..0.new", "head.bin.0.0.new", "head.bin.-1.0.new", "head.bin.1.9.new"]
     for name in left + others:
         (tmp_path / name).write_bytes(b"half of a head")
-    (tmp_path / f"head.bin.{gone.pid}.7.new").mkdir()
-    assert said(failing, bundle.folder, litert_library, tmp_path / "head.bin") == "42\n"
-    found = sorted(path.name for path in tmp_path.iterdir())
-    assert found == sorted([*others, "head.bin", f"head.bin.{gone.pid}.7.new"])
-    for name in left:
-        (tmp_path / name).write_bytes(b"half of a head")
-    done = subprocess.run(
-        [failing, bundle.folder, litert_library, "head.bin"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "42\n" and not [name for name in left if (tmp_path / name).exists()]
+    (tmp_path / "head.bin.1.7.new").mkdir()
+    (tmp_path / "head.bin.1.8.new").symlink_to(tmp_path / others[0])
+    with open(tmp_path / "head.bin.1.9.new") as written:
+        fcntl.flock(written, fcntl.LOCK_EX)  # as the client in Python does
+        assert said(leaving, "open", tmp_path / "head.bin") == ""
+    others += ["head.bin.1.7.new", "head.bin.1.8.new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+@pytest.mark.parametrize(("how", "lines"), [("save", ""), ("late", "deleted\n"), ("without", "its own is left\n")])
+def test_a_client_that_is_opened_leaves_the_file_that_another_one_writes(leaving, tmp_path, how, lines):
+    """Also if it has no lock yet, and is deleted; on a file system without locks nothing is."""
+    assert said(leaving, how, tmp_path / "head.bin") == lines
+    assert load_head(tmp_path / "head.bin", 1, 2).bias.tolist() == [3, 4] and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_client_deletes_what_was_left_of_its_head(failing, bundle, litert_library, tmp_path):
+    """Also if the path of the head has no folder."""
+    for state in (tmp_path / "head.bin", "head.bin"):
+        left = tmp_path / "head.bin.1.0.new"
+        left.write_bytes(b"half of a head")
+        command = [failing, bundle.folder, litert_library, state]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout == "42\n" and not left.exists()

@@ -5,12 +5,17 @@ import hashlib
 import os
 import re
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+if sys.platform != "win32":
+    import fcntl
+
 _CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+_MOST_ATTEMPTS = 100  # to make a file that nobody deletes at once
 
 
 class NotOnDisk(OSError):
@@ -47,13 +52,16 @@ def write_whole(path: str | os.PathLike, content: bytes, mode: int | None = None
     if mode is None:
         mode = 0o644 if old is None else old
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        with open(_held(temporary, mode), "wb") as file:
             if old is not None and old != stat.S_IMODE(os.fstat(file.fileno()).st_mode):
                 os.fchmod(file.fileno(), old)  # the umask took some of it
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            if sys.platform != "win32":  # while it is held: else `remove_leftovers` might delete it just before
+                os.replace(temporary, path)
+        if sys.platform == "win32":
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     try:
@@ -64,26 +72,52 @@ def write_whole(path: str | os.PathLike, content: bytes, mode: int | None = None
 
 
 def remove_leftovers(path: str | os.PathLike) -> None:
-    """Deletes the files in which killed processes were writing the new content of a file; running ones keep theirs.
+    """Deletes the files in which killed processes were writing the new content of a file; those of others stay.
 
-    Whether a process runs is known on POSIX systems; elsewhere nothing is deleted.
+    A file is held by a lock as long as somebody writes it. (The number of a process says nothing: after a container has
+    started again its process has the old number.) Where there are no such locks, nothing is deleted.
     """
     path = Path(path)
-    name = re.compile(rf"{re.escape(path.name)}\.([1-9][0-9]*)\.[0-9]+\.new")  # as `write_whole` and the client in C
+    name = re.compile(rf"{re.escape(path.name)}\.[1-9][0-9]*\.[0-9]+\.new")  # as `write_whole` and the client in C
     with suppress(OSError):  # a folder that cannot be listed, or only be read: the file itself can be used all the same
-        for file in path.parent.iterdir() if os.name == "posix" else ():
-            if (found := name.fullmatch(file.name)) and not _runs(int(found[1])):
-                file.unlink()
+        for file in path.parent.iterdir():
+            if name.fullmatch(file.name):
+                _delete_if_nobody_writes(file)
 
 
-def _runs(process: int) -> bool:
+def _held(path: Path, mode: int) -> int:
+    """Opens a new file and locks it, as long as it is open."""
+    for attempt in range(_MOST_ATTEMPTS):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        if sys.platform != "win32":
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(file, path) and attempt + 1 < _MOST_ATTEMPTS:  # deleted before it was locked
+                os.close(file)
+                continue
+        break
+    return file
+
+
+def _delete_if_nobody_writes(path: Path) -> None:
+    if sys.platform == "win32":
+        return
+    with suppress(OSError):  # it is locked, a folder, a link, or gone
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, path):  # and not renamed by now
+                path.unlink()
+        finally:
+            os.close(file)
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open file still has this name."""
     try:
-        os.kill(process, 0)  # sends nothing
-    except ProcessLookupError:
+        return os.path.samestat(os.fstat(file), path.lstat())
+    except FileNotFoundError:
         return False
-    except (OSError, OverflowError):  # it is another user's, or no system has such a number
-        pass
-    return True
 
 
 def _mode_of(path: Path) -> int | None:
