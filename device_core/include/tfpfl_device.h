@@ -132,7 +132,8 @@ typedef struct {
 } tfpfl_update;
 
 /* Opens a bundle, checks every file against the manifest, loads the head from `state` (else the bundle's) and the
- * program. `options` may be NULL. If it fails, *client still tells the error, and is to be closed, too. */
+ * program. A head that was saved with a bundle whose classes have other names, or another order, is refused. `options` may
+ * be NULL. If it fails, *client still tells the error, and is to be closed, too. */
 TFPFL_API int tfpfl_open(const char *bundle, const tfpfl_options *options, tfpfl_client **client);
 /* Opens the personal model of a live device, to predict with it: the bundle, head.bin and theta.bin of its folder, see
  * tfpfl_live.h. The device may work meanwhile. What is done to this client, such as tfpfl_personalize, stays in memory:
@@ -183,7 +184,8 @@ TFPFL_API void tfpfl_update_free(tfpfl_update *update);
 /* What follows needs no client and no LiteRT. `error` has TFPFL_ERROR_ROOM bytes. */
 TFPFL_API int tfpfl_check_bundle(const char *bundle, tfpfl_model *model, char *error);
 TFPFL_API int tfpfl_head_save(const char *path, const tfpfl_head *head, char *error);
-/* A head whose classes have names of their own may have another number of them: see head->num_classes. */
+/* A head whose classes have names of their own may have another number of them: see head->num_classes. The names of a
+ * bundle's classes, which tfpfl_open compares, are not asked for here. */
 TFPFL_API int tfpfl_head_load(const char *path, size_t num_features, size_t num_classes, tfpfl_head *head, char *error);
 TFPFL_API void tfpfl_head_free(tfpfl_head *head);
 TFPFL_API size_t tfpfl_payload_bytes(size_t count, const char *kind); /* 0: unknown kind, or too many numbers */

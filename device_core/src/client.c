@@ -42,7 +42,8 @@ static int load_first_head(tfpfl_client *client) {
     status = saved ? 0 : bundle_path(&client->bundle, "head.bin", &path, client->error);
     const char *from = saved ? client->state : path;
     if (status == 0)
-        status = tfpfl_head_load(from, model->num_features, model->num_classes, &client->head, client->error);
+        status = load_head(from, model->num_features, model->num_classes, &client->bundle.manifest, &client->head,
+                           client->error);
     if (status == 0 && client->head.num_classes != model->num_classes)
         status = fail(client->error, TFPFL_HEAD_ERROR, "%s has %zu classes, and " FIXED, from, client->head.num_classes);
     free(path);
@@ -239,7 +240,8 @@ int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head) {
     if (status != 0) return status;
     if (!copy_head(&copied, head)) return no_memory(client->error);
     bool replaced = true;
-    status = client->state == NULL ? 0 : save_head(client->state, &copied, &replaced, client->error);
+    if (client->state != NULL)
+        status = save_head(client->state, &copied, &client->bundle.manifest, &replaced, client->error);
     if (!replaced) {
         tfpfl_head_free(&copied);
         return status;

@@ -80,6 +80,9 @@ void json_copy_text(const struct json *json, uint32_t node, char *to, size_t roo
 bool json_is_text(const struct json *json, uint32_t node, const char *text);
 /* The sha256 of the document without its entry `except`, as json.dumps(sort_keys=True, separators=(",", ":")) has it. */
 int json_hash(const struct json *json, const char *except, unsigned char digest[32], char *error);
+#define JSON_CHARACTER 16
+/* Writes the first character of a text of ours as Python's json.dumps does; returns how many bytes it has there. */
+size_t json_escape(const char *text, char out[JSON_CHARACTER]);
 /* As Python's repr has it, at most 80 characters and "..."; `plain` leaves the quotes of a text away and has no dots. */
 #define LONGEST_REPR 420
 void json_repr(const struct json *json, uint32_t node, bool plain, char out[LONGEST_REPR]);
@@ -124,7 +127,12 @@ void remove_leftovers(const char *path);
 
 /* ---- head.c */
 
-int save_head(const char *path, const tfpfl_head *head, bool *replaced, char *error); /* see replace_file */
+/* With the names that the classes have in this manifest, unless the head has its own; NULL: without. `replaced`: see
+ * replace_file. */
+int save_head(const char *path, const tfpfl_head *head, const struct json *manifest, bool *replaced, char *error);
+/* Refuses a head that was saved with other names than the classes have in this manifest; NULL: does not compare. */
+int load_head(const char *path, size_t num_features, size_t num_classes, const struct json *manifest, tfpfl_head *head,
+              char *error);
 int check_names(const tfpfl_head *head, char *error);
 bool same_names(const tfpfl_head *a, const tfpfl_head *b);
 

@@ -56,8 +56,8 @@ static bool is_at(int file, const char *name) {
            opened.st_ino == named.st_ino;
 }
 
-/* Makes a new file beside `path`, which no other thread or process has, and locks it as long as it is open. Its name, to be
- * freed, ends with .new: what a killed process has left is known by it, and by the lock, which is gone. */
+/* Makes a new file beside `path`, which no other thread or process has, and locks it as long as it is open. Its name,
+ * to be freed, ends with .new: what a killed process has left is known by it, and by the lock, which is gone. */
 static int open_beside(const char *path, unsigned mode, char **name, char *error) {
     size_t room = strlen(path) + 64;
     int file = -1;

@@ -399,18 +399,24 @@ static uint32_t character(const char *text, size_t *bytes) {
                        (s[3] & 63);
 }
 
-static void hash_text(struct sha256 *hash, const char *text, size_t bytes) {
+size_t json_escape(const char *text, char out[JSON_CHARACTER]) {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
+    size_t bytes;
+    uint32_t c = character(text, &bytes);
+    const char *found = c > 0 && c < 0x80 ? strchr(from, (int)c) : NULL;
+    if (found != NULL) snprintf(out, JSON_CHARACTER, "\\%c", to[found - from]);
+    else if (c >= 0x20 && c < 0x7F) snprintf(out, JSON_CHARACTER, "%c", (int)c);
+    else if (c < 0x10000) snprintf(out, JSON_CHARACTER, "\\u%04x", (unsigned)c);
+    else snprintf(out, JSON_CHARACTER, "\\u%04x\\u%04x", (unsigned)(0xD800 + ((c - 0x10000) >> 10)),
+                  (unsigned)(0xDC00 + ((c - 0x10000) & 0x3FF)));
+    return bytes;
+}
+
+static void hash_text(struct sha256 *hash, const char *text, size_t bytes) {
+    char out[JSON_CHARACTER];
     sha256_add(hash, "\"", 1);
-    for (size_t i = 0, n; i < bytes; i += n) {
-        uint32_t c = character(text + i, &n);
-        const char *found = c > 0 && c < 0x80 ? strchr(from, (int)c) : NULL;
-        char out[16];
-        if (found != NULL) snprintf(out, sizeof out, "\\%c", to[found - from]);
-        else if (c >= 0x20 && c < 0x7F) snprintf(out, sizeof out, "%c", (int)c);
-        else if (c < 0x10000) snprintf(out, sizeof out, "\\u%04x", (unsigned)c);
-        else snprintf(out, sizeof out, "\\u%04x\\u%04x", (unsigned)(0xD800 + ((c - 0x10000) >> 10)),
-                      (unsigned)(0xDC00 + ((c - 0x10000) & 0x3FF)));
+    for (size_t i = 0; i < bytes;) {
+        i += json_escape(text + i, out);
         sha256_add(hash, out, strlen(out));
     }
     sha256_add(hash, "\"", 1);

@@ -1,6 +1,8 @@
 """Classes that a device adds, leaves out and merges: the head, its file, and the next round."""
 
 import json
+import re
+import shutil
 import struct
 import zlib
 
@@ -14,6 +16,7 @@ from tflite_export.convert.program import unflatten
 from tflite_export.device.classes import with_class, with_merged, without_class
 from tflite_export.device.head_file import HeadError, head_bytes, load_head
 from tflite_export.device.payload import decode
+from tflite_export.device.runtime import write_manifest
 from tfpfl.models.weights import Head
 from tfpfl.runs.run import Run
 
@@ -93,6 +96,37 @@ def test_the_file_of_a_head_with_names_of_its_own(tmp_path):
         path.write_bytes(content[:48] + struct.pack("<I", zlib.crc32(body)) + body)
         with pytest.raises(HeadError, match="no names for its 4 classes"):
             load_head(path, 6, 3)
+
+
+def test_a_head_is_kept_with_the_names_of_its_bundle_and_refused_where_they_are_others(tmp_path):
+    path, head = tmp_path / "head.bin", HEAD._replace(labels=None)
+    names = ("cat", "Kuh \u2013 \xfcnl\xfc", '\ud800"')  # of a manifest, which may name half of a surrogate pair
+    path.write_bytes(head_bytes(head, names))
+    found = load_head(path, 6, 3, names)
+    assert np.array_equal(found.kernel, head.kernel) and found[2:] == head[2:] == load_head(path, 6, 3)[2:]
+    said = f"{path} is the head of a bundle whose output 1 is '{names[1]}'; in this one it is 'dog', and its "
+    with pytest.raises(HeadError, match=re.escape(said)):
+        load_head(path, 6, 3, ("cat", "dog", "cow"))
+    with pytest.raises(HeadError, match="is a head for 3 classes on 6 features; this client has 4 classes on 6"):
+        load_head(path, 6, 4, (*names, "hen"))
+    for others in ((), ("cat", "dog", "cow")):  # of an older client, or of classes of its own
+        path.write_bytes(head_bytes(head._replace(labels=others or None)))
+        assert load_head(path, 6, 3, names).labels == (others or None)
+
+
+@pytest.mark.slow
+def test_a_client_does_not_go_on_with_the_head_of_another_bundle(bundle, federation, tmp_path):
+    other, state = shutil.copytree(bundle.folder, tmp_path / "other"), tmp_path / "head.bin"
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["labels"]["names"] = manifest["labels"]["names"][::-1]
+    write_manifest(other, {name: entry for name, entry in manifest.items() if name != "hash"})
+    client = DeviceClient(bundle, state, interpreter=tf.lite.Interpreter)
+    client.commit(client.round(client.theta, *federation.arrays(4, "train")))
+    with pytest.raises(HeadError, match="whose output 0 is .*; in this one it is .*delete it to begin with this one's"):
+        DeviceClient(other, state, interpreter=tf.lite.Interpreter)
+    assert DeviceClient(bundle, state, interpreter=tf.lite.Interpreter).labels == bundle.labels
+    client.add_class("hen")  # its own names from now on, which are right whatever the bundle says
+    assert DeviceClient(other, state, interpreter=tf.lite.Interpreter).labels == (*bundle.labels, "hen")
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_a_worker_commits_what_the_server_has_taken_and_nothing_else(jni, native
         update = client.round(theta, x, y, payload=kind)
         client.commit(update)
         assert (tmp_path / f"{name}.payload").read_bytes() == update.payload
-        assert (tmp_path / head).read_bytes() == head_bytes(update.head)
+        assert (tmp_path / head).read_bytes() == head_bytes(update.head, bundle.labels)
 
 
 @pytest.mark.slow

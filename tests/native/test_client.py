@@ -20,6 +20,7 @@ from tflite_export import BundleError, DeviceClient, export
 from tflite_export.convert.program import unflatten
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, save_head, theta_sha256
 from tflite_export.device.payload import decode
+from tflite_export.device.runtime import Bundle
 from tfpfl.models import SplitModel, build_network
 from tfpfl.models.weights import Head
 
@@ -252,7 +253,67 @@ def test_a_head_with_classes_of_its_own_keeps_them(bundle, native, litert_librar
     refused_alike((ours, theirs), lambda c: c.start_from(more))
     refused_alike((ours, theirs), lambda c: c.start_from(first._replace(labels=("a", "b"))))
     ours.start_from(first)  # the bundle's classes again
-    assert ours.saved_head.labels is None and (tmp_path / "c.bin").read_bytes() == head_bytes(first)
+    assert ours.saved_head.labels is None and (tmp_path / "c.bin").read_bytes() == head_bytes(first, bundle.labels)
+
+
+OTHERS = [("b", "a", "c", "d"), ("a", "b", "c", "D"), ("a", "b", "c", "d" * 200), ("a", "\U0001f600\n'", "c", "d")]
+
+
+@pytest.fixture(scope="module")
+def named(bundle, tmp_path_factory):
+    """A function from names to the bundle with these names of its classes."""
+    from helpers.hand_made import write_manifest
+
+    def renamed(names):
+        folder = shutil.copytree(bundle.folder, tmp_path_factory.mktemp("named") / "bundle")
+        manifest = json.loads((folder / "manifest.json").read_text())
+        del manifest["hash"]
+        manifest["labels"]["names"] = list(names)
+        write_manifest(folder, manifest)
+        return Bundle(folder)
+
+    return renamed
+
+
+@pytest.mark.parametrize("others", OTHERS, ids=["order", "letter", "long", "strange"])
+def test_a_saved_head_is_not_taken_for_a_bundle_with_other_names(named, native, litert_library, others, tmp_path):
+    """Of an app's update, for example: its columns would have the names of the new bundle, without a word."""
+    path, first, second = tmp_path / "head.bin", named("abcd"), named(others)
+    for saved, opened in ((first, second), (second, first)):
+        path.unlink(missing_ok=True)
+        clients = [NativeClient(native, saved.folder, path, litert_library)]
+        clients += [DeviceClient(saved, path, interpreter=tf.lite.Interpreter, static=True)]
+        head, written = clients[0].saved_head, []
+        for client in clients:
+            client.start_from(head)
+            written.append(path.read_bytes())
+        assert written[0] == written[1] == head_bytes(head, saved.labels) and written[0][:8] == b"TFPFLH03"
+        with pytest.raises(HeadError) as expected:
+            DeviceClient(opened, path, interpreter=tf.lite.Interpreter, static=True)
+        with pytest.raises(NativeError) as found:
+            NativeClient(native, opened.folder, path, litert_library)
+        assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value))
+        assert f"{path} is the head of a bundle whose output " in str(found.value)
+        assert "delete it to begin with this one's" in str(found.value) and path.read_bytes() == written[0]
+        again = NativeClient(native, saved.folder, path, litert_library)
+        assert again.saved_head.labels is None and np.array_equal(again.head[0], head.kernel)
+
+
+def test_an_old_head_without_names_is_taken_and_saved_with_them(named, native, litert_library, tmp_path):
+    opened = named(("\ud800", 'a"', "c", "d"))  # a name that no text in UTF-8 can hold
+    old = load_head(opened.path("head.bin"), opened.num_features, CLASSES)
+    for way in ("c", "python"):
+        path = tmp_path / way
+        save_head(path, old)
+        assert path.read_bytes()[:8] == b"TFPFLH01"
+        client = (
+            NativeClient(native, opened.folder, path, litert_library)
+            if way == "c"
+            else DeviceClient(opened, path, interpreter=tf.lite.Interpreter, static=True)
+        )
+        client.start_from(old)
+        assert path.read_bytes() == head_bytes(old, opened.labels)
+        assert np.array_equal(NativeClient(native, opened.folder, path, litert_library).head[0], old.kernel)
 
 
 @pytest.mark.parametrize("classes", [CLASSES - 1, CLASSES + 1])

@@ -178,13 +178,14 @@ def test_a_head_with_classes_of_its_own_has_the_same_bytes_in_both_languages(nat
     assert (tmp_path / "c").read_bytes() == head_bytes(OWN)
 
 
-def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(native, tmp_path):
-    path, content = tmp_path / "head.bin", head_bytes(OWN)
+@pytest.mark.parametrize("magic", [b"TFPFLH02", b"TFPFLH03"])
+def test_a_damaged_head_with_names_is_refused_in_the_same_words(native, tmp_path, magic):
+    path, content = tmp_path / "head.bin", magic + head_bytes(OWN)[8:]
     numbers = content[52 : 52 + 4 * 8 * 3]
 
-    def with_names(text, size=None, m=7, k=3):
+    def with_names(text, size=None, m=7, k=3, magic=magic):
         body = numbers + struct.pack("<I", len(text) if size is None else size) + text
-        return b"TFPFLH02" + struct.pack("<II", m, k) + content[16:48] + struct.pack("<I", zlib.crc32(body)) + body
+        return magic + struct.pack("<II", m, k) + content[16:48] + struct.pack("<I", zlib.crc32(body)) + body
 
     wrong = [content[:n] for n in (51, 52, 60, 147, 148, 151, 152, len(content) - 1)] + [content + b" "]
     wrong += [content[:i] + bytes([content[i] ^ 4]) + content[i + 1 :] for i in (3, 9, 13, 49, 60, 149, 160)]
@@ -201,7 +202,7 @@ def test_a_damaged_head_with_classes_of_its_own_is_refused_in_the_same_words(nat
     wrong += [with_names(b'["a", "b", "c"]', size) for size in (0, 14, 16, 2**32 - 1)]
     wrong += [with_names(b'["a", "b", "c"]', m=m, k=k) for m, k in ((6, 3), (8, 3), (2**32 - 1,) * 2, (7, 0), (2, 8))]
     body = struct.pack("<I", 2) + b"[]"  # no class at all
-    wrong += [b"TFPFLH02" + struct.pack("<II", 7, 0) + content[16:48] + struct.pack("<I", zlib.crc32(body)) + body]
+    wrong += [magic + struct.pack("<II", 7, 0) + content[16:48] + struct.pack("<I", zlib.crc32(body)) + body]
     for damaged in wrong:
         path.write_bytes(damaged)
         with pytest.raises(HeadError) as expected:

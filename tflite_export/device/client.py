@@ -69,7 +69,8 @@ class DeviceClient:
 
     Raises:
         BundleError: the bundle is damaged or has no program, the runtime cannot read it, or `chunk` is less than 1.
-        HeadError: the saved head is damaged or has another shape, or `state` is a folder, or in none that exists.
+        HeadError: the saved head is damaged, has another shape, or is that of a bundle whose classes have other names;
+            or `state` is a folder, or in none that exists.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class DeviceClient:
         self.chunk = self.batch or chunk
         self.settings, self.kind, self._class_changes = self.bundle.manifest["training"], self.bundle.kind, 0
         self._state = None if state is None else Path(state)
-        shape = self.bundle.num_features, self.bundle.num_classes
-        self._head = kept_head(self._state, self.bundle.path(HEAD), *shape)
+        about = self.bundle.num_features, self.bundle.num_classes, self.bundle.labels
+        self._head = kept_head(self._state, self.bundle.path(HEAD), *about)
         if static and len(self._head.bias) != self.bundle.num_classes:
             raise HeadError(f"{self._state} has {len(self._head.bias)} classes, and {STATIC_PROGRAM} is {_FIXED}")
         self._backbone: Runtime | None = None
@@ -110,7 +111,7 @@ class DeviceClient:
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the K classes of the head."""
-        return self._head.labels or tuple(self.bundle.manifest["labels"]["names"])
+        return self._head.labels or self.bundle.labels
 
     def add_class(self, name: str) -> None:
         """Gives the head one more class at its end, with the mean of the other columns; see classes.py.
@@ -180,7 +181,7 @@ class DeviceClient:
         check_names(head)
         with np.errstate(over="ignore"):  # a number that float32 does not have is seen below
             head = head._replace(kernel=np.array(head.kernel, np.float32), bias=np.array(head.bias, np.float32))
-        shape = (self.bundle.num_features, len(head.labels or self.bundle.manifest["labels"]["names"]))
+        shape = (self.bundle.num_features, len(head.labels or self.bundle.labels))
         if self.batch is not None and shape[1] != self.bundle.num_classes:
             raise HeadError(f"{STATIC_PROGRAM} is {_FIXED}")
         if head.kernel.shape != shape or head.bias.shape != shape[1:]:
@@ -324,7 +325,7 @@ class DeviceClient:
         return SavedHead(kernel, bias, self.theta_sha256, self._head.labels)
 
     def _store(self, head, class_changes=0):
-        with saving(self._state, head):
+        with saving(self._state, head, self.bundle.labels):
             self._head = head
             self._class_changes += class_changes
 

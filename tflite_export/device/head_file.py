@@ -13,6 +13,10 @@ after the numbers the names of its classes, which the checksum counts too:
     uint32     the number of bytes that follow
     JSON       a list of K texts, UTF-8
 
+b"TFPFLH03" is the same for a head whose classes are the bundle's: the names are those that they had when it was saved.
+A client does not take it for a bundle with others, of which its columns would get the names. Clients save heads so.
+Those in a bundle, and what older clients saved, have b"TFPFLH01", and nobody knows their names.
+
 All numbers are little-endian. A new head replaces the old file in one step: one of the two is always there, and whole.
 """
 
@@ -30,10 +34,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tflite_export.device.errors import InvalidInput
+from tflite_export.device.errors import InvalidInput, shown
 from tflite_export.device.files import remove_leftovers, write_whole, written
 
-_MAGIC, _MAGIC_LABELS = b"TFPFLH01", b"TFPFLH02"
+_MAGIC, _MAGIC_LABELS, _MAGIC_BUNDLE = b"TFPFLH01", b"TFPFLH02", b"TFPFLH03"
 _HEADER = struct.Struct("<8sII32sI")
 
 
@@ -55,8 +59,12 @@ def theta_sha256(theta: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(theta, "<f4").tobytes()).hexdigest()
 
 
-def head_bytes(head: SavedHead) -> bytes:
+def head_bytes(head: SavedHead, bundle_names: Sequence[str] | None = None) -> bytes:
     """The bytes of the file that holds a head.
+
+    Args:
+        head: the head.
+        bundle_names: the names of the bundle's classes, which go with a head that has none of its own.
 
     Raises:
         HeadError: as `check_names`: no client could read the file.
@@ -68,6 +76,9 @@ def head_bytes(head: SavedHead) -> bytes:
     if head.labels is not None:
         names = json.dumps(head.labels, ensure_ascii=False).encode()
         magic, numbers = _MAGIC_LABELS, numbers + struct.pack("<I", len(names)) + names
+    elif bundle_names is not None:
+        names = json.dumps(list(bundle_names)).encode()
+        magic, numbers = _MAGIC_BUNDLE, numbers + struct.pack("<I", len(names)) + names
     return _HEADER.pack(magic, m, k, bytes.fromhex(head.theta_sha256), zlib.crc32(numbers)) + numbers
 
 
@@ -117,26 +128,32 @@ def save_head(path: str | os.PathLike, head: SavedHead) -> None:
     write_whole(path, head_bytes(head))
 
 
-def saving(path: str | os.PathLike | None, head: SavedHead) -> AbstractContextManager[None]:
-    """Saves a head, where there is a path; the block makes it current in memory, see `files.written`."""
-    return nullcontext() if path is None else written(path, head_bytes(head))
+def saving(path: Path | None, head: SavedHead, bundle_names: Sequence[str]) -> AbstractContextManager[None]:
+    """Saves a client's head, where there is a path; the block makes it current in memory, see `files.written`."""
+    return nullcontext() if path is None else written(path, head_bytes(head, bundle_names))
 
 
-def load_head(path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:
+def load_head(
+    path: str | os.PathLike, num_features: int, num_classes: int, bundle_names: Sequence[str] | None = None
+) -> SavedHead:
     """Reads a head from a file.
 
     Args:
         path: the file.
         num_features: M.
         num_classes: the K of the bundle; a head with names of its own may have any.
+        bundle_names: the names of the bundle's classes, with which those in the file are compared; None: they are not.
 
     Raises:
-        HeadError: the file is not a head, is damaged, or holds a head of another shape, NaN or infinity.
+        HeadError: the file is not a head, is damaged, or holds a head of another shape, NaN or infinity, or one of a
+            bundle whose classes have other names.
     """
-    return head_of(Path(path).read_bytes(), path, num_features, num_classes)
+    return head_of(Path(path).read_bytes(), path, num_features, num_classes, bundle_names)
 
 
-def kept_head(state: Path | None, first: Path, num_features: int, num_classes: int) -> SavedHead:
+def kept_head(
+    state: Path | None, first: Path, num_features: int, num_classes: int, bundle_names: Sequence[str]
+) -> SavedHead:
     """The head that the file `state` keeps, or if there is none yet, that of the file `first`; see `load_head`.
 
     Heads that killed processes did not finish writing are deleted.
@@ -144,8 +161,9 @@ def kept_head(state: Path | None, first: Path, num_features: int, num_classes: i
     Raises:
         HeadError: as `load_head`; or no file can be written at `state`.
     """
+    about = num_features, num_classes, bundle_names
     if state is None:
-        return load_head(first, num_features, num_classes)
+        return load_head(first, *about)
     if not state.parent.is_dir():
         raise HeadError(
             f"{state} cannot keep the head: there is no folder {state.parent}. Make it first, or give another state"
@@ -153,19 +171,25 @@ def kept_head(state: Path | None, first: Path, num_features: int, num_classes: i
     if state.is_dir():
         raise HeadError(f"{state} cannot keep the head: it is a folder. Give the path of a file in it as the state")
     remove_leftovers(state)
-    return load_head(state if state.exists() else first, num_features, num_classes)
+    return load_head(state if state.exists() else first, *about)
 
 
-def head_of(content: bytes, path: str | os.PathLike, num_features: int, num_classes: int) -> SavedHead:
+def head_of(
+    content: bytes,
+    path: str | os.PathLike,
+    num_features: int,
+    num_classes: int,
+    bundle_names: Sequence[str] | None = None,
+) -> SavedHead:
     """The head that the bytes of a file are; for the arguments see `load_head`. `path` is for messages."""
-    if len(content) < _HEADER.size or content[:8] not in (_MAGIC, _MAGIC_LABELS):
+    if len(content) < _HEADER.size or content[:8] not in (_MAGIC, _MAGIC_LABELS, _MAGIC_BUNDLE):
         raise HeadError(f"{path} is not a head that tfpfl saved")
     magic, m, k, theta, crc = _HEADER.unpack_from(content)
     body, size = content[_HEADER.size :], 4 * (m * k + k)
     if zlib.crc32(body) != crc or (len(body) != size if magic == _MAGIC else len(body) < size + 4):
         raise HeadError(f"{path} is damaged or cut off")
     labels = None if magic == _MAGIC else _labels(path, body[size:], k)
-    if m != num_features or (labels is None and k != num_classes):
+    if m != num_features or (magic != _MAGIC_LABELS and k != num_classes):
         raise HeadError(
             f"{path} is a head for {k} classes on {m} features; this client has {num_classes} classes on "
             f"{num_features} features"
@@ -173,7 +197,21 @@ def head_of(content: bytes, path: str | os.PathLike, num_features: int, num_clas
     values = np.frombuffer(body[:size], "<f4").astype(np.float32)
     if not np.isfinite(values).all():
         raise HeadError(f"{path} holds NaN or infinity: the head cannot be used")
+    if magic == _MAGIC_BUNDLE:
+        if labels is not None and bundle_names is not None:
+            _check_same(path, labels, bundle_names)
+        labels = None
     return SavedHead(values[: m * k].reshape(m, k), values[m * k :], theta.hex(), labels)
+
+
+def _check_same(path: str | os.PathLike, names: Sequence[str], bundle_names: Sequence[str]) -> None:
+    for i, (name, other) in enumerate(zip(names, bundle_names, strict=True)):
+        if name != other:
+            raise HeadError(
+                f"{path} is the head of a bundle whose output {i} is {shown(name)}; in this one it is {shown(other)}, "
+                "and its predictions would have wrong names. Open it with that bundle, or delete it to begin with this "
+                "one's"
+            )
 
 
 def _labels(path: str | os.PathLike, content: bytes, k: int) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tflite_export.device.arrays import check_sizes
-from tflite_export.device.errors import InvalidInput
+from tflite_export.device.errors import InvalidInput, shown
 from tflite_export.device.head_file import repeated
 from tflite_export.device.kinds import PATTERN
 from tflite_export.device.layout import HEAD, THETA
@@ -147,7 +147,7 @@ def check_manifest(manifest: dict) -> None:
     if len(names) != k or len(ids) > k:  # a head that clients share may be wider than this client's classes
         raise InvalidInput(f"labels has {len(names)} names and {len(ids)} class_ids for {k} classes")
     if (twice := repeated(names)) is not None:
-        raise InvalidInput(f"labels.names must differ, found {_shown(twice)} twice")
+        raise InvalidInput(f"labels.names must differ, found {shown(twice)} twice")
     if "inputs" in model:
         check_sizes(model["inputs"], model["example_shape"])
     trunk = manifest.get("trunk")
@@ -211,9 +211,4 @@ def _check_number(value: Any, rule: Number, place: str) -> None:
 
 def _expect(fine: bool, value: Any, place: str, what: str) -> None:
     if not fine:
-        raise InvalidInput(f"{place} must be {what}, found {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    found = "a longer number" if isinstance(value, int) and abs(value) > 10**20 else repr(value)
-    return found if len(found) <= 80 else found[:80] + "..."
+        raise InvalidInput(f"{place} must be {what}, found {shown(value)}")

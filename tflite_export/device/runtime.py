@@ -85,6 +85,7 @@ class Bundle:
         self.num_backbone_weights = model["num_backbone_weights"]
         self.arrays = None if "inputs" not in model else Arrays(model["inputs"])  # of an example; None: there is one
         self.kind = Kind(model.get("kind", "classification"))
+        self.labels = tuple(self.manifest["labels"]["names"])  # of the classes, or of the outputs
 
     def check(self, name: str) -> None:
         """Raises `BundleError` if the file `name` is missing or was changed."""

@@ -7,14 +7,15 @@ export interface Head {
   kernel: Float32Array
   /** [K]. */
   bias: Float32Array
-  /** The names of the K classes, if the file has them: those of a device whose classes are not the bundle's. */
+  /** The names of the K classes, if the file has them: a device's own, or those of its bundle. */
   names?: readonly string[]
 }
 
 export class HeadError extends Error {}
 
 const MAGIC = 'TFPFLH01'
-const MAGIC_NAMES = 'TFPFLH02'
+/** Heads with names: a device's own, or those of its bundle when the head was saved. */
+const MAGIC_NAMES = ['TFPFLH02', 'TFPFLH03']
 const HEADER = 52
 /** The bias of a column that is closed: its probability is exactly 0, and 0 times it is 0. */
 export const CLOSED = -1e30
@@ -52,7 +53,7 @@ export function isHead(file: Uint8Array): boolean {
 /** The parts of a head file: m features, k classes, and what follows the header, of which `size` bytes are the numbers. */
 function whole(file: Uint8Array): { m: number; k: number; numbers: Uint8Array; size: number; named: boolean } {
   const magic = new TextDecoder().decode(file.subarray(0, 8))
-  if (file.length < HEADER || (magic !== MAGIC && magic !== MAGIC_NAMES)) {
+  if (file.length < HEADER || (magic !== MAGIC && !MAGIC_NAMES.includes(magic))) {
     throw new HeadError('This is not a head that tfpfl saved.')
   }
   const view = new DataView(file.buffer, file.byteOffset, file.byteLength)
@@ -62,7 +63,7 @@ function whole(file: Uint8Array): { m: number; k: number; numbers: Uint8Array; s
   if (!fits || crc32(numbers) !== view.getUint32(48, true)) {
     throw new HeadError('The head is damaged or cut off: its checksum is not that of its numbers.')
   }
-  return { m, k, numbers, size, named: magic === MAGIC_NAMES }
+  return { m, k, numbers, size, named: magic !== MAGIC }
 }
 
 /**

@@ -180,6 +180,7 @@ def files_of_python(folder, bundle):
     (folder / "same.head").write_bytes(head_bytes(SavedHead(kernel, bias, theta_sha256(bundle.theta()))))
     names = tuple(f"class “{i}”" for i in range(len(bias)))
     (folder / "named.head").write_bytes(head_bytes(SavedHead(kernel, bias, theta_sha256(bundle.theta()), names)))
+    (folder / "saved.head").write_bytes(head_bytes(SavedHead(kernel, bias, theta_sha256(bundle.theta())), names))
     (folder / "other.head").write_bytes(head_bytes(SavedHead(kernel, bias, theta_sha256(bundle.theta() + 1))))
     gradient = (rng.standard_normal(5000) * np.repeat(10.0 ** rng.integers(-9, 1, 50), 100)).astype(np.float32)
     gradient[1024:2048] = 0

@@ -87,8 +87,8 @@ describe('heads', () => {
     expect(headBytes(numbers(), theta())).toEqual(file)
   })
 
-  it('of a device with classes of its own are read with their names', () => {
-    const file = bytes('named.head')
+  it.each(['named.head', 'saved.head'])('of a device are read with the names of its own classes or of its bundle: %s', (name) => {
+    const file = bytes(name)
     const names = numbers().bias.reduce<string[]>((list, _, i) => [...list, `class “${i}”`], [])
     expect(readHead(file, 64, theta())).toEqual({ ...numbers(), names })
     expect(() => readHead(file.slice(0, -1), 64, theta())).toThrow(/damaged or cut off/)
