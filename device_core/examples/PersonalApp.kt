@@ -6,12 +6,13 @@ import tfpfl.android.RoundApp
 import tfpfl.android.RoundWorker
 
 abstract class PersonalApp : Application(), RoundApp {
-    override val pending get() = File(filesDir, "update.bin")
+    override val pending get() = File(noBackupFilesDir, "update.bin")
 
     override fun onCreate() {
         super.onCreate()
         RoundWorker.schedule(this)
     }
 
-    override fun openClient() = Client(File(filesDir, "bundle").path, File(filesDir, "head.bin").path)
+    override fun openClient() =
+        Client(File(noBackupFilesDir, "bundle").path, File(noBackupFilesDir, "head.bin").path)
 }

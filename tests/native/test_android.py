@@ -22,7 +22,7 @@ from tflite_export.device.head_file import head_bytes
 
 PROJECT, HERE = CORE / "android", ROOT / "tests" / "native" / "android"
 MODULE = PROJECT / "tfpfl"
-JNI = (CORE / "kotlin" / "tfpfl_jni.c").read_text()
+JNI, NATIVE = (path.read_text() for path in (CORE / "kotlin" / "tfpfl_jni.c", ROOT / "docs" / "native.md"))
 WORKER = MODULE / "src" / "main" / "kotlin" / "tfpfl" / "android"
 
 
@@ -146,6 +146,18 @@ def test_what_gradle_reads_names_what_is_there():
     assert permission.get("{http://schemas.android.com/apk/res/android}name") == "android.permission.INTERNET"
 
 
+def test_no_backup_takes_what_must_not_leave_the_device():
+    """Android's Auto Backup uploads filesDir; only this sentence, wherever it stands, may name it."""
+    texts = {path.name: path.read_text() for path in CORE.rglob("*.kt")} | {"native.md": NATIVE}
+    for name, text in texts.items():
+        rest = re.sub(r"Auto Backup\s+(\*\s+)?uploads\s+(\*\s+)?what\s+(\*\s+)?is\s+(\*\s+)?in `?filesDir", "", text)
+        assert not re.search(r"\b(filesDir|getFilesDir|cacheDir|getExternalFilesDir)\b", rest), name
+    for text in (texts["PersonalApp.kt"], NATIVE):
+        assert all(f'File(noBackupFilesDir, "{name}")' in text for name in ("update.bin", "head.bin", "bundle"))
+    swift = NATIVE.partition("## Swift")[2].partition("\n## ")[0]
+    assert "values.isExcludedFromBackup = true; try folder.setResourceValues(values)" in swift
+
+
 def test_the_kotlin_listings_in_the_documentation_are_the_example():
-    shown = re.findall(r"```kotlin\n(.*?)```", (ROOT / "docs" / "native.md").read_text(), re.S)
+    shown = re.findall(r"```kotlin\n(.*?)```", NATIVE, re.S)
     assert shown and all(part in (CORE / "examples" / "PersonalApp.kt").read_text() for part in shown)

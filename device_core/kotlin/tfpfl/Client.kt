@@ -1,7 +1,7 @@
 /**
  * What an app does with a bundle of tfpfl, on Android or any other JVM: the core in C behind a Kotlin class.
  *
- *     Client(bundle = folder.path, state = "$filesDir/head.bin").use { client ->
+ *     Client(bundle = folder.path, state = "$noBackupFilesDir/head.bin").use { client ->
  *         client.personalize(examples)
  *         val update = client.round(theta, examples)
  *         send(update.payload, update.numExamples)
@@ -56,8 +56,9 @@ class Head(val kernel: FloatArray, val bias: FloatArray, val thetaSha256: ByteAr
 class Update(val payload: ByteArray, val numExamples: Int, val loss: Float, val head: Head)
 
 /**
- * One client. `state` is the file that keeps the head between starts; null: it is kept in memory only. `trunk` is the file
- * of the frozen trunk, such as trunk_int8.tflite; null: the exact one.
+ * One client. `state` is the file that keeps the head between starts; null: it is kept in memory only. On Android it
+ * lies in noBackupFilesDir: Auto Backup uploads what is in filesDir, and the head must not leave the device. `trunk` is
+ * the file of the frozen trunk, such as trunk_int8.tflite; null: the exact one.
  * All functions throw [TfpflException]; the head has not changed then, but for an error which says that its file is the
  * new one.
  */

@@ -21,7 +21,8 @@ public final class DeviceClient {
 
     /// - Parameters:
     ///   - bundle: the folder that the export wrote.
-    ///   - state: the file that keeps the head between starts; nil: it is kept in memory only.
+    ///   - state: the file that keeps the head between starts; nil: it is kept in memory only. Its folder should be in
+    ///     no backup (`isExcludedFromBackup`): the head must not leave the device.
     ///   - litert: the path of LiteRT's library; nil: libLiteRt.dylib (.so), wherever the system finds it.
     ///   - trunk: the file of the frozen trunk, such as trunk_int8.tflite; nil: an exact one.
     public init(bundle: String, state: String? = nil, litert: String? = nil, trunk: String? = nil) throws {

@@ -31,9 +31,9 @@ class App(private val litert: String, private val folder: File) : PersonalApp() 
     var source: (Client) -> Examples? = { data }
     override lateinit var roundServer: RoundServer
 
-    override fun getFilesDir() = folder
+    override fun getNoBackupFilesDir() = folder
 
-    override fun openClient() = Client(File(filesDir, "bundle").path, state.path, litert).also { client = it }
+    override fun openClient() = Client(File(noBackupFilesDir, "bundle").path, state.path, litert).also { client = it }
 
     override fun examples(client: Client): Examples? = source(client)
 

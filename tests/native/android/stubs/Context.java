@@ -5,5 +5,5 @@ import java.io.File;
 public abstract class Context {
     public abstract Context getApplicationContext();
 
-    public abstract File getFilesDir();
+    public abstract File getNoBackupFilesDir();
 }

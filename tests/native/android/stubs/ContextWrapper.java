@@ -15,7 +15,7 @@ public class ContextWrapper extends Context {
     }
 
     @Override
-    public File getFilesDir() {
-        return base.getFilesDir();
+    public File getNoBackupFilesDir() {
+        return base.getNoBackupFilesDir();
     }
 }

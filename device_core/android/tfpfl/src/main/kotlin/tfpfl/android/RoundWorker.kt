@@ -43,7 +43,10 @@ interface RoundApp {
     /** Opens the bundle with the file that keeps the head; the worker closes it. No other client may use this file. */
     fun openClient(): Client
 
-    /** The file that keeps an update until the server has answered. It has a head: it must not leave the device. */
+    /**
+     * The file that keeps an update until the server has answered. It has a head, which must not leave the device: it
+     * lies in noBackupFilesDir. (Auto Backup uploads what is in filesDir, and a second phone would deliver the update.)
+     */
     val pending: File
 
     /** The client's own examples, as `client` takes them; null: there are too few for a round. */
