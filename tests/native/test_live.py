@@ -600,6 +600,14 @@ def test_the_documentation_makes_no_labels_of_targets(y, tmp_path):
     assert [path.name for path in data.iterdir() if path.suffix == ".bin"] == []
 
 
+def test_the_documentation_makes_no_examples_of_pixels_as_they_are_stored(tmp_path):
+    """The client in Python refuses them, too; the one in C cannot know."""
+    x = np.full((2, 3), 255, np.uint8)
+    done, data = converted(tmp_path, {"train": (x, np.array([0, 1]))}, None)
+    told = "train.npz has pixels (uint8): write them as the model takes them, x * scale + shift, float32\n"
+    assert done.returncode == 1 and done.stderr == told and not list(data.glob("*.bin"))
+
+
 def converted(folder, examples, about):
     """What the command of docs/live.md says, and the folder in which it ran."""
     (command,) = re.findall(r'```bash\npython -c "\n(.*?)"\n```', (CORE.parent / "docs" / "live.md").read_text(), re.S)
