@@ -89,7 +89,7 @@ static int take_state(tfpfl_client *client, const char *state) {
                                  : fail(client->error, TFPFL_HEAD_ERROR, "%s has no head yet: a live device gets it "
                                         "from its server when it starts", state);
     if (status == 0)
-        status = tfpfl_head_load(head, model->num_features, model->num_classes, &loaded, client->error);
+        status = load_head(head, model->num_features, model->num_classes, &client->bundle.manifest, &loaded, client->error);
     if (status == 0) status = tfpfl_start_from(client, &loaded);
     if (status == 0) status = receive_kept(client, theta);
     tfpfl_head_free(&loaded);

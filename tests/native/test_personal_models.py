@@ -12,9 +12,12 @@ from helpers.native import NativeClient, NativeError
 from helpers.native_live import Proxy, missing
 from helpers.phone_bundles import drawn, small_bundle
 from helpers.scripted import LANGUAGES, Script, begun, told_by
+from tflite_export.device.client import DeviceClient
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.head_file import HeadError
 from tflite_export.device.live.client import ServerError
 from tflite_export.device.live.kept_theta import keep_theta, kept_theta, open_state
+from tflite_export.device.runtime import write_manifest
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -135,6 +138,22 @@ def test_a_theta_is_read_as_it_was_written_and_the_same_one_is_not_written_again
     assert path.stat().st_ino == first and np.array_equal(kept_theta(path, 5), theta)
     keep_theta(path, -theta)
     assert np.array_equal(kept_theta(path, 5), -theta) and kept_theta(path, 4) is None
+
+
+def test_a_head_of_a_bundle_whose_classes_have_other_names_is_not_opened(bundle, native, litert_library, tmp_path):
+    """Its predictions would have the names of other classes."""
+    shutil.copytree(bundle.folder, tmp_path / "bundle")
+    with_names = DeviceClient(bundle, tmp_path / "head.bin", interpreter=tf.lite.Interpreter)
+    with_names.start_from(with_names._head)
+    manifest = {name: value for name, value in bundle.manifest.items() if name != "hash"}
+    names = manifest["labels"]["names"]
+    write_manifest(tmp_path / "bundle", manifest | {"labels": manifest["labels"] | {"names": names[::-1]}})
+    with pytest.raises(HeadError) as python:
+        open_state(tmp_path, interpreter=tf.lite.Interpreter)
+    with pytest.raises(NativeError) as c:
+        NativeClient(native, tmp_path, None, litert_library, of_state=True)
+    assert str(python.value) == str(c.value)
+    assert f"is the head of a bundle whose output 0 is {names[0]!r}; in this one it is {names[-1]!r}" in str(c.value)
 
 
 def test_a_folder_without_a_head_is_told(bundle, native, litert_library, tmp_path):

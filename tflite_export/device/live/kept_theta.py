@@ -70,7 +70,8 @@ def open_state(
     )
     if not (folder / HEAD).exists():
         raise InvalidInput(f"{folder} has no head yet: a live device gets it from its server when it starts")
-    client.start_from(load_head(folder / HEAD, client.bundle.num_features, client.bundle.num_classes))
+    about = client.bundle.num_features, client.bundle.num_classes, client.bundle.labels
+    client.start_from(load_head(folder / HEAD, *about))
     if (theta := kept_theta(folder / THETA, client.bundle.num_backbone_weights)) is not None:
         client.receive(theta)
     return client
