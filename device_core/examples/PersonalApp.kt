@@ -4,9 +4,11 @@ import java.io.File
 import tfpfl.Client
 import tfpfl.android.RoundApp
 import tfpfl.android.RoundWorker
+import tfpfl.android.receiveKept
 
 abstract class PersonalApp : Application(), RoundApp {
     override val pending get() = File(noBackupFilesDir, "update.bin")
+    override val keptTheta get() = File(noBackupFilesDir, "head_theta.bin")
 
     override fun onCreate() {
         super.onCreate()
@@ -14,5 +16,5 @@ abstract class PersonalApp : Application(), RoundApp {
     }
 
     override fun openClient() =
-        Client(File(noBackupFilesDir, "bundle").path, File(noBackupFilesDir, "head.bin").path)
+        Client(File(noBackupFilesDir, "bundle").path, File(noBackupFilesDir, "head.bin").path).receiveKept(keptTheta)
 }

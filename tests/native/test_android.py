@@ -45,13 +45,13 @@ def jni(tmp_path_factory):
 
 SAID = """[tfpfl.round] UPDATE 86400000
 refused at first: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked true; 2 synced
-taken: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked true; 2 synced
+taken: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked true; 3 synced
 refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked true; 2 synced
 lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true; 1 synced
 lost again: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked false; 0 synced
 lost a third time: Failure UNREACHABLE {network}; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; \
 asked false; 0 synced
-sent again: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked false; 1 synced
+sent again: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked false; 2 synced
 no way to the invitation: Retry null null; old head; []; [UNREACHABLE (no address)]; []; asked false; 0 synced
 an error of the app: threw a bug; old head; [r7 52016 40]; []; [update.bin]; asked true; 1 synced
 sent again, and refused: Success REFUSED null; old head; [r7 52016 40]; [REFUSED]; []; asked false; 1 synced
@@ -60,21 +60,21 @@ damaged: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 1 sync
 cut off: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 1 synced
 lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true; 1 synced
 taken, but the classes have changed: Failure UNUSABLE {names}; old head; [r7 52016 40]; [UNUSABLE ({names})]; []; \
-asked false; 1 synced
+asked false; 2 synced
 no round: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 0 synced
 another theta: Failure UNUSABLE {theta}; old head; []; [UNUSABLE ({theta})]; []; asked true; 0 synced
 another payload: Failure UNUSABLE {payload}; old head; []; [UNUSABLE ({payload})]; []; asked true; 0 synced
 no examples: Success NO_EXAMPLES null; old head; []; [NO_EXAMPLES]; []; asked true; 0 synced
 wrong examples: Failure UNUSABLE {numbers}; old head; []; [UNUSABLE ({numbers})]; []; asked true; 0 synced
 stopped before it was sent: Success STOPPED null; old head; []; [STOPPED]; []; asked true; 0 synced
-taken, and stopped: Success TAKEN null; new head; [r8 13068 40]; [TAKEN]; []; asked true; 2 synced
+taken, and stopped: Success TAKEN null; new head; [r8 13068 40]; [TAKEN]; []; asked true; 3 synced
 cannot be kept: Failure UNUSABLE {unwritten}; old head; []; [UNUSABLE ({unwritten})]; [update.bin.new]; asked true; \
 0 synced
 kept, but perhaps not for long: Failure UNUSABLE {unsynced}; old head; []; [UNUSABLE ({unsynced})]; [update.bin]; \
 asked true; 0 synced
 sent at last: Success TAKEN null; new head; [r7 52016 40]; [TAKEN ({unsynced})]; []; asked false; 0 synced
 taken, but its file stays: Success TAKEN null; new head; [r9 52016 40]; [TAKEN (FOLDER/update.bin cannot be deleted)]; \
-[update.bin]; asked true; 1 synced
+[update.bin]; asked true; 2 synced
 cannot be read: Failure UNUSABLE {unread}; old head; []; [UNUSABLE ({unread})]; [update.bin]; asked false; 0 synced
 an error of the app's disk: threw a file of the app is gone; old head; []; []; []; asked true; 0 synced
 the app's Application does not implement tfpfl.android.RoundApp
@@ -153,7 +153,8 @@ def test_no_backup_takes_what_must_not_leave_the_device():
         rest = re.sub(r"Auto Backup\s+(\*\s+)?uploads\s+(\*\s+)?what\s+(\*\s+)?is\s+(\*\s+)?in `?filesDir", "", text)
         assert not re.search(r"\b(filesDir|getFilesDir|cacheDir|getExternalFilesDir)\b", rest), name
     for text in (texts["PersonalApp.kt"], NATIVE):
-        assert all(f'File(noBackupFilesDir, "{name}")' in text for name in ("update.bin", "head.bin", "bundle"))
+        for name in ("update.bin", "head.bin", "head_theta.bin", "bundle"):
+            assert f'File(noBackupFilesDir, "{name}")' in text
     swift = NATIVE.partition("## Swift")[2].partition("\n## ")[0]
     assert "values.isExcludedFromBackup = true; try folder.setResourceValues(values)" in swift
 

@@ -17,6 +17,7 @@ import tfpfl.android.Invitation
 import tfpfl.android.Outcome
 import tfpfl.android.RoundServer
 import tfpfl.android.RoundWorker
+import tfpfl.android.receiveKept
 
 /** An app whose files lie in `folder`; off a phone, LiteRT's library needs a path. */
 class App(private val litert: String, private val folder: File) : PersonalApp() {
@@ -33,7 +34,8 @@ class App(private val litert: String, private val folder: File) : PersonalApp() 
 
     override fun getNoBackupFilesDir() = folder
 
-    override fun openClient() = Client(File(noBackupFilesDir, "bundle").path, state.path, litert).also { client = it }
+    override fun openClient() =
+        Client(File(noBackupFilesDir, "bundle").path, state.path, litert).receiveKept(keptTheta).also { client = it }
 
     override fun examples(client: Client): Examples? = source(client)
 
@@ -112,6 +114,16 @@ fun main(arguments: Array<String>) {
     run("refused at first", answer = { false })
     run("taken", answer = { File(folder, "first.payload").writeBytes(it).let { true } })
     app.state.copyTo(File(folder, "first.head"))
+    fun isStale() = app.openClient().use { it.headIsStale }
+    check(!isStale()) { "the head's theta was not kept" }
+    val kept = app.keptTheta.readBytes()
+    check(kept.contentEquals(File(folder, "theta.bin").readBytes())) { "another theta was kept" }
+    for (other in listOf(kept.copyOf(kept.size - 4), ByteArray(kept.size), ByteArray(0))) {
+        app.keptTheta.writeBytes(other)
+        check(isStale()) { "a theta was taken that is not the head's" }
+    }
+    app.keptTheta.delete()
+    check(isStale()) { "no theta is there" }
     run("refused", answer = { false })
     run("lost") { payload ->
         File(folder, "lost.payload").writeBytes(payload)

@@ -13,11 +13,14 @@ import java.util.zip.CRC32
 import tfpfl.Head
 import tfpfl.Update
 
-/** The file of an update cannot be written, read or deleted. It is no [IOException]: those are the server's. */
+/** A file of the worker cannot be written, read or deleted. It is no [IOException]: those are the server's. */
 internal class PendingException(message: String, cause: Exception? = null) : Exception(message, cause)
 
-/** An update on its way: it is in a file until the server has answered, so that the same bytes can be sent again. */
-internal class Pending(val round: String, val update: Update) {
+/**
+ * An update on its way: it is in a file until the server has answered, so that the same bytes can be sent again. With
+ * the theta of its round the head was fitted.
+ */
+internal class Pending(val round: String, val update: Update, val theta: FloatArray) {
     /** The file is the old one or the new one, never half of one. */
     fun save(file: File) {
         val content = ByteArrayOutputStream()
@@ -32,20 +35,10 @@ internal class Pending(val round: String, val update: Update) {
             bytes(head.thetaSha256)
             writeBoolean(head.names != null)
             head.names?.let { bytes(it) }
+            floats(theta)
             writeLong(crc(content.toByteArray()))
         }
-        val new = File("$file.new")
-        try {
-            FileOutputStream(new).use { stream ->
-                content.writeTo(stream)
-                stream.fd.sync()
-            }
-        } catch (error: IOException) {
-            new.delete() // half of a file, on a disk that may be full
-            throw PendingException("$file cannot be written: ${error.message}", error)
-        }
-        if (!new.renameTo(file)) throw PendingException("$file cannot be written")
-        sync(file)
+        writeWhole(file, content.toByteArray())
     }
 
     companion object {
@@ -69,7 +62,7 @@ internal class Pending(val round: String, val update: Update) {
                 val numExamples = readInt()
                 val loss = readFloat()
                 val head = Head(floats(), floats(), bytes(), if (readBoolean()) bytes() else null)
-                Pending(round, Update(payload, numExamples, loss, head))
+                Pending(round, Update(payload, numExamples, loss, head), floats())
             }
         }
 
@@ -77,21 +70,6 @@ internal class Pending(val round: String, val update: Update) {
         fun delete(file: File) {
             if (!file.delete() && file.exists()) throw PendingException("$file cannot be deleted")
             sync(file)
-        }
-
-        /** The name of a file, or that it is gone, is on disk when its folder is. */
-        private fun sync(file: File) {
-            val folder = file.absoluteFile.parent
-            try {
-                val opened = Os.open(folder, OsConstants.O_RDONLY, 0)
-                try {
-                    Os.fsync(opened)
-                } finally {
-                    Os.close(opened)
-                }
-            } catch (error: ErrnoException) {
-                throw PendingException("$folder cannot be written to the disk: ${error.message}", error)
-            }
         }
 
         private fun crc(content: ByteArray): Long = CRC32().run {
@@ -114,5 +92,36 @@ internal class Pending(val round: String, val update: Update) {
         private fun DataInputStream.bytes() = ByteArray(readInt()).also { readFully(it) }
 
         private fun DataInputStream.floats() = FloatArray(readInt()).also { for (i in it.indices) it[i] = readFloat() }
+    }
+}
+
+/** Puts a file in the place of the old one, in one step. */
+internal fun writeWhole(file: File, content: ByteArray) {
+    val new = File("$file.new")
+    try {
+        FileOutputStream(new).use { stream ->
+            stream.write(content)
+            stream.fd.sync()
+        }
+    } catch (error: IOException) {
+        new.delete() // half of a file, on a disk that may be full
+        throw PendingException("$file cannot be written: ${error.message}", error)
+    }
+    if (!new.renameTo(file)) throw PendingException("$file cannot be written")
+    sync(file)
+}
+
+/** The name of a file, or that it is gone, is on disk when its folder is. */
+private fun sync(file: File) {
+    val folder = file.absoluteFile.parent
+    try {
+        val opened = Os.open(folder, OsConstants.O_RDONLY, 0)
+        try {
+            Os.fsync(opened)
+        } finally {
+            Os.close(opened)
+        }
+    } catch (error: ErrnoException) {
+        throw PendingException("$folder cannot be written to the disk: ${error.message}", error)
     }
 }

@@ -40,7 +40,10 @@ interface RoundServer {
 interface RoundApp {
     val roundServer: RoundServer
 
-    /** Opens the bundle with the file that keeps the head; the worker closes it. No other client may use this file. */
+    /**
+     * Opens the bundle with the file that keeps the head, and gives the client [keptTheta] by [receiveKept]; the worker
+     * closes it. No other client may use the file of the head.
+     */
     fun openClient(): Client
 
     /**
@@ -49,10 +52,13 @@ interface RoundApp {
      */
     val pending: File
 
+    /** The file that keeps the theta of the last round that the server has taken, with which the head was fitted. */
+    val keptTheta: File
+
     /** The client's own examples, as `client` takes them; null: there are too few for a round. */
     fun examples(client: Client): Examples?
 
-    /** What a run of the worker came to. An app may log it. After TAKEN or REFUSED, an error is that of [pending]. */
+    /** What a run of the worker came to. An app may log it. After TAKEN or REFUSED, an error is one of the files. */
     fun finished(outcome: Outcome, error: Exception?) = Unit
 }
 
@@ -78,7 +84,7 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
         checkNotNull(app) { "the app's Application does not implement tfpfl.android.RoundApp" }
         return try {
             val outcome = takePart(app)
-            app.finished(outcome, notDeleted)
+            app.finished(outcome, ofTheFiles)
             Result.success(Data.Builder().putString(OUTCOME, outcome.name).build())
         } catch (error: Unreachable) {
             app.finished(Outcome.UNREACHABLE, error.why)
@@ -99,7 +105,7 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
             val examples = app.examples(client) ?: return Outcome.NO_EXAMPLES
             val update = client.round(invitation.theta, examples, invitation.payload)
             if (isStopped) return Outcome.STOPPED // the device is in use again, or no longer charging
-            deliver(app, client, Pending(invitation.round, update).also { it.save(app.pending) })
+            deliver(app, client, Pending(invitation.round, update, invitation.theta).also { it.save(app.pending) })
         }
     }
 
@@ -109,24 +115,31 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
         val delivery = Delivery(pending.round, update.payload, update.numExamples, update.loss)
         val taken = reached { app.roundServer.deliver(delivery) }
         try {
-            if (taken) client.commit(update)
+            if (taken) {
+                // Theta first: a process that is killed between the two would leave a head without its theta.
+                tried { keepTheta(app.keptTheta, pending.theta) }
+                client.commit(update)
+            }
         } catch (error: TfpflException) {
             if (error.status == SYSTEM_ERROR) throw error // such as a full disk: it is tried again
-            delete(app.pending) // the head is of no use any more
+            tried { Pending.delete(app.pending) } // the head is of no use any more
             throw error
         }
-        delete(app.pending)
+        tried { Pending.delete(app.pending) }
         return if (taken) Outcome.TAKEN else Outcome.REFUSED
     }
 
-    private var notDeleted: PendingException? = null
+    private var ofTheFiles: PendingException? = null
 
-    /** What the server has answered stays so if the file does not go: then it gets the same bytes again. */
-    private fun delete(pending: File) {
+    /**
+     * What the server has answered stays so if the update does not go: then it gets the same bytes again. Without its
+     * theta the head is stale after the next start, and still works.
+     */
+    private fun tried(work: () -> Unit) {
         try {
-            Pending.delete(pending)
+            work()
         } catch (error: PendingException) {
-            notDeleted = error
+            ofTheFiles = error
         }
     }
 
