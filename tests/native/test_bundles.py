@@ -319,6 +319,12 @@ def test_a_manifest_that_would_take_too_much_memory(native, folder):
     )
 
 
+def test_the_first_inputs_of_the_fuzzer(tmp_path):
+    subprocess.run([sys.executable, CORE / "tests" / "seeds.py", tmp_path], check=True)
+    heads = {path.read_bytes()[1:9] for path in (tmp_path / "corpus").iterdir() if path.read_bytes()[0] == 2}
+    assert heads == {b"TFPFLH01", b"TFPFLH02", b"TFPFLH03"} and "columns" in (tmp_path / "words").read_text()
+
+
 @pytest.mark.slow
 def test_a_fuzzer_finds_no_crash(tmp_path):
     """`make native-fuzz SECONDS=600` is the same for longer."""
