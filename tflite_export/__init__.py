@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tflite_export.device.example_store import ExampleStoreError as ExampleStoreError
     from tflite_export.device.head_file import SavedHead as SavedHead
     from tflite_export.device.head_file import theta_sha256 as theta_sha256
+    from tflite_export.device.live.kept_theta import open_state as open_state
     from tflite_export.device.neighbours import Neighbours as Neighbours
     from tflite_export.device.runtime import Bundle as Bundle
     from tflite_export.device.runtime import BundleError as BundleError
@@ -47,6 +48,7 @@ _HOME = {
     "ExampleStore": "device.example_store",
     "ExampleStoreError": "device.example_store",
     "Neighbours": "device.neighbours",
+    "open_state": "device.live.kept_theta",
     "SavedHead": "device.head_file",
     "theta_sha256": "device.head_file",
     "any_interpreter": "device.bench",

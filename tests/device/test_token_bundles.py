@@ -143,7 +143,7 @@ def test_what_is_no_token_is_refused(exported):
 def test_a_device_in_live_rounds_makes_no_other_token_of_a_number(exported, token, tmp_path):
     """A fraction was cut off, and what int32 does not have became another token."""
     bundle = exported[3]
-    state = SimpleNamespace(bundle=bundle.folder, head=tmp_path / "head.bin")
+    state = SimpleNamespace(bundle=bundle.folder, head=tmp_path / "head.bin", theta=tmp_path / "theta.bin")
     x, y = np.ones((3, *bundle.example_shape)), np.zeros(3, np.int32)
     taken = Work(state, {"train": (x, y)}, tf.lite.Interpreter).examples["train"][0]
     assert taken.dtype == np.int32 and np.array_equal(taken, x)

@@ -65,7 +65,7 @@ def test_a_device_refuses_pixels_that_are_not_preprocessed(tmp_path):
     with Run.create(RunConfig(network="mlp200", participation=1.0), tmp_path / "run", federation) as run:
         (folder,) = bundles_of(run).values()
         x, y = run.examples.arrays(1, "train")
-    state = SimpleNamespace(bundle=folder, head=tmp_path / "head")
+    state = SimpleNamespace(bundle=folder, head=tmp_path / "head", theta=tmp_path / "theta")
     with pytest.raises(InvalidInput, match=r"x of train are pixels as they are stored \(uint8\).*0.00392157 x \+ 0"):
         Work(state, {"train": clients[1]}, tf.lite.Interpreter)
     found, _ = Work(state, {"train": (x, y)}, tf.lite.Interpreter).examples["train"]

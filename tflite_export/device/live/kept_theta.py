@@ -21,9 +21,9 @@ from tflite_export.device.client import CHUNK, DeviceClient
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
 from tflite_export.device.head_file import load_head
-from tflite_export.device.live.state import BUNDLE, HEAD, THETA
 from tflite_export.device.runtime import Bundle
 
+BUNDLE, HEAD, THETA = "bundle", "head.bin", "theta.bin"  # in a device's folder
 _MAGIC = b"TFPFLT01"
 _HEADER = len(_MAGIC) + 32
 

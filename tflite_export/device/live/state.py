@@ -23,10 +23,10 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import sync_folder, write_whole
 from tflite_export.device.head_file import SavedHead, head_bytes, head_of
 from tflite_export.device.live import wire
+from tflite_export.device.live.kept_theta import BUNDLE, HEAD, THETA
 from tflite_export.device.live.wire import Signer
 
-KEY, MEMBER, BUNDLE, HEAD, UPDATE, LOCK = "identity.pem", "member.json", "bundle", "head.bin", "update.npz", "lock"
-RUN, THETA = "run.id", "theta.bin"
+KEY, MEMBER, UPDATE, LOCK, RUN = "identity.pem", "member.json", "update.npz", "lock", "run.id"
 _OTHER_UPDATE = "update.bin"  # of the client in C
 
 
