@@ -11,7 +11,7 @@ from tfpfl.cli.options import allow_code_of, allow_code_option, download_option
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """The names in 'A,B,...'."""
+    """The names of an option's value 'A,B,...', such as columns or methods."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

@@ -3,12 +3,11 @@
 import re
 from typing import Any, NamedTuple
 
-from tflite_export.device.errors import InvalidInput
+from tflite_export.device.errors import InvalidInput, shown
 from tflite_export.device.live import wire
 
 _FILE = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}")
 _LATEST = 1e15  # seconds since 1970
-_SHOWN = 80  # characters
 _LONGEST = 16  # characters of a word, such as the kind of a payload
 
 
@@ -58,8 +57,7 @@ def files_of(answer: dict) -> list[str]:
         raise unusable("files")
     for name in names:
         if not (isinstance(name, str) and _FILE.fullmatch(name)):
-            shown = repr(name) if len(repr(name)) <= _SHOWN else repr(name)[:_SHOWN] + "..."
-            raise ServerError(f"the server names a file {shown}, which is no file of a bundle")
+            raise ServerError(f"the server names a file {shown(name)}, which is no file of a bundle")
     return names
 
 

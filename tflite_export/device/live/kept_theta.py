@@ -49,6 +49,12 @@ def kept_theta(path: Path, count: int) -> np.ndarray | None:
     return theta if np.isfinite(theta).all() else None
 
 
+def receive_kept(client: DeviceClient, path: Path) -> None:
+    """Gives a client the theta that a file keeps, if there is one that fits."""
+    if (theta := kept_theta(path, client.bundle.num_backbone_weights)) is not None:
+        client.receive(theta)
+
+
 def open_state(
     folder: str | os.PathLike, *, interpreter=None, num_threads: int = 1, chunk: int = CHUNK, trunk: str | None = None
 ) -> DeviceClient:
@@ -72,8 +78,7 @@ def open_state(
         raise InvalidInput(f"{folder} has no head yet: a live device gets it from its server when it starts")
     about = client.bundle.num_features, client.bundle.num_classes, client.bundle.labels
     client.start_from(load_head(folder / HEAD, *about))
-    if (theta := kept_theta(folder / THETA, client.bundle.num_backbone_weights)) is not None:
-        client.receive(theta)
+    receive_kept(client, folder / THETA)
     return client
 
 

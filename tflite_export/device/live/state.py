@@ -150,7 +150,7 @@ class State:
             raise InvalidInput(f"{path} is damaged: delete it, and join again with the token") from None
 
     def keep_member(self, about: dict) -> None:
-        """Keeps what was said."""
+        """Keeps what was said when the device joined: the entries that `member` reads."""
         write_whole(self.folder / MEMBER, json.dumps(about).encode())
 
     def note_examples(self, number: int) -> None:

@@ -12,7 +12,7 @@ from tflite_export.device.head_file import load_head, save_head
 from tflite_export.device.kinds import Kind
 from tflite_export.device.live import wire
 from tflite_export.device.live.answers import payload_of, round_and_theta, settings_of, splits_of
-from tflite_export.device.live.kept_theta import keep_theta, kept_theta
+from tflite_export.device.live.kept_theta import keep_theta, receive_kept
 from tflite_export.device.live.state import Pending, State
 from tflite_export.device.runtime import Bundle
 
@@ -104,8 +104,7 @@ class Work:
     def __init__(self, state: State, examples: dict, interpreter=None):
         self.client = DeviceClient(Bundle(state.bundle), state.head, interpreter=interpreter)
         self._kept = state.theta
-        if (theta := kept_theta(self._kept, self.client.bundle.num_backbone_weights)) is not None:
-            self.client.receive(theta)
+        receive_kept(self.client, self._kept)
         self.examples = {
             split: self._checked(split, self._taken(split, np.asarray(x)), np.asarray(labels))
             for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)

@@ -130,24 +130,21 @@ def _with_rounds(found: list, cell: Cell, cells: dict, seed: str) -> list:
     """[round, accuracy, half interval, evaluated rounds]; entries of older versions do not have the last."""
     if len(found) > 3:
         return found
-    every, in_all = cell.config.get("evaluate_every", RunConfig.evaluate_every), _rounds(cells, cell, seed)
+    every = cell.config.get("evaluate_every", RunConfig.evaluate_every)
+    in_all = cells[ledgers.key(cell)]["seeds"][seed]["rounds"]
     near = range(max(1, found[0] - LAST_ROUNDS + 1), found[0] + 1)
     return [*found, [t for t in near if t > in_all - LAST_ROUNDS or (every and t % every == 0)]]
-
-
-def _rounds(cells: dict, cell: Cell, seed: str) -> int:
-    return cells[ledgers.key(cell)]["seeds"][seed]["rounds"]
 
 
 def _text(there: dict[str, list], theirs: dict[str, list], experiment: Experiment) -> str:
     """'74.38 ± 5.60 (37, evaluated in 30)' of {seed: `_with_rounds`}; `theirs`: of the reference."""
     evaluated = {seed: each for seed, each in there.items() if each[1] is not None} or there
-    after = [_range([each[0] for each in evaluated.values()])]
+    after = [ledgers.span([each[0] for each in evaluated.values()])]
     means = [each for each in evaluated.values() if each[1] is not None]
     of_ten = protocols.protocol(experiment.protocol).when == "last10"
     rounds = [t for each in means for t in each[3]]
     if rounds and of_ten and any(len(each[3]) < LAST_ROUNDS for each in means):
-        after.append(f"evaluated in {_range(rounds)}")
+        after.append(f"evaluated in {ledgers.span(rounds)}")
     if not set(theirs) <= set(evaluated):
         after.append(f"{len(evaluated)} of {len(set(theirs) | set(there))} seeds")
         if own := [each[1] for seed, each in theirs.items() if seed in evaluated and each[1] is not None]:
@@ -156,10 +153,6 @@ def _text(there: dict[str, list], theirs: dict[str, list], experiment: Experimen
     if not means:
         return f"not evaluated {told}"
     return f"{ledgers.text(ledgers.over_seeds([(each[1], each[2]) for each in means]), 2)} {told}"
-
-
-def _range(numbers: list[int]) -> str:
-    return "-".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
 def _heading(experiment: Experiment) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -357,6 +357,11 @@ def text(pair: tuple[float, float] | None, decimals: int) -> str:
         return "-"
     number, half = pair
     return f"{number:.{decimals}f}" + (f" ± {half:.{decimals}f}" if half is not None and not np.isnan(half) else "")
+
+
+def span(numbers: Sequence[int]) -> str:
+    """The smallest and the largest number: '4' or '5-200'."""
+    return "-".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
 def agreement(experiment: Experiment, cell: Cell, found: dict | None) -> str:

@@ -23,6 +23,7 @@ from tfpfl.studies.papers.ledger import (
     left_out,
     measured,
     method_title,
+    span,
     text,
     value,
 )
@@ -157,7 +158,7 @@ def _overview(ledger: dict) -> list[str]:
             open_ = f", {orders['open']} open" if orders["open"] else ""
             seen = [comparable(cell) for cell in cells.values()]
             rounds = [entry["rounds"] for seeds in seen for entry in seeds.values()]
-            amounts = [f"{len(done)} of {len(rows)}", _range(rounds), _range([len(seeds) for seeds in seen if seeds])]
+            amounts = [f"{len(done)} of {len(rows)}", span(rounds), span([len(seeds) for seeds in seen if seeds])]
             held = f"{orders['holds']} of {decided}{open_}" if decided or open_ else "-"
             lines.append(f"| {' | '.join([part, *amounts, *told, held])} |")
     if not lines:
@@ -168,11 +169,6 @@ def _overview(ledger: dict) -> list[str]:
         "All tables at a glance. A part called laptop is smaller than the paper's, and is not compared with it.",
         "\n".join([head, *lines]),
     ]
-
-
-def _range(numbers: Sequence[int]) -> str:
-    """'4' or '5-200'."""
-    return "-".join(map(str, sorted({min(numbers), max(numbers)})))
 
 
 def _part(part: str, scale: str, experiment: Experiment, ledger: dict, notes: dict) -> list[str]:
@@ -334,7 +330,7 @@ def _rows(experiment: Experiment, cells: dict, compared: bool = True) -> list[di
 
 def _all_diverged(found: dict) -> str:
     rounds = [entry["rounds"] for entry in found.get("seeds", {}).values()]
-    return "" if not rounds or comparable(found) else f": diverged in round {_range([t + 1 for t in rounds])}"
+    return "" if not rounds or comparable(found) else f": diverged in round {span([t + 1 for t in rounds])}"
 
 
 def _left_out(experiment: Experiment, cells: dict) -> str:

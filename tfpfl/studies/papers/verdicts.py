@@ -52,9 +52,10 @@ def _verdict(experiment: Experiment, cells: dict, order: Ordering, column: str) 
         if cell.column == column and (not order.methods or cell.method in order.methods):
             there[cell.label or cell.method] = cell, _numbers(experiment, cell, cells.get(key(cell), {}))
     titles = {name: method_title(cell.method, cell.label) for name, (cell, _) in there.items()}
-    pairs = [pair for pair in order.pairs(list(there)) if pair.first in there and pair.second in there]
-    found, shorter = [], []
+    pairs, found, shorter = order.pairs(list(there)), [], []
     for pair in pairs:
+        if pair.first not in there or pair.second not in there:
+            continue
         first, second = there[pair.first][1], there[pair.second][1]
         common = sorted(set(first) & set(second))
         equal = [seed for seed in common if _as_long(experiment, first[seed][1], second[seed][1])]
@@ -66,7 +67,7 @@ def _verdict(experiment: Experiment, cells: dict, order: Ordering, column: str) 
             shorter.append(f"{titles[less]} ({rounds[less]} rounds, {titles[more]} {rounds[more]})")
     missing = tuple(titles[name] for name, (_, numbers) in there.items() if not numbers)
     told = [difference.holds for difference in found]
-    whole = len(found) == len(order.pairs(list(there))) > 0
+    whole = len(found) == len(pairs) > 0
     held = "fails" if False in told else "holds" if whole and None not in told else "open"
     return Verdict(order.text, column, held, tuple(found), missing, tuple(dict.fromkeys(shorter)))
 
