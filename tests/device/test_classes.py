@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import struct
 import zlib
 
@@ -10,13 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.hand_made import renamed
 from helpers.truth import true_gradient, true_steps
 from tflite_export import DeviceClient, SavedHead
 from tflite_export.convert.program import unflatten
 from tflite_export.device.classes import with_class, with_merged, without_class
 from tflite_export.device.head_file import HeadError, head_bytes, load_head
 from tflite_export.device.payload import decode
-from tflite_export.device.runtime import write_manifest
 from tfpfl.models.weights import Head
 from tfpfl.runs.run import Run
 
@@ -116,10 +115,7 @@ def test_a_head_is_kept_with_the_names_of_its_bundle_and_refused_where_they_are_
 
 @pytest.mark.slow
 def test_a_client_does_not_go_on_with_the_head_of_another_bundle(bundle, federation, tmp_path):
-    other, state = shutil.copytree(bundle.folder, tmp_path / "other"), tmp_path / "head.bin"
-    manifest = json.loads((other / "manifest.json").read_text())
-    manifest["labels"]["names"] = manifest["labels"]["names"][::-1]
-    write_manifest(other, {name: entry for name, entry in manifest.items() if name != "hash"})
+    other, state = renamed(bundle, tmp_path / "other", bundle.labels[::-1]), tmp_path / "head.bin"
     client = DeviceClient(bundle, state, interpreter=tf.lite.Interpreter)
     client.commit(client.round(client.theta, *federation.arrays(4, "train")))
     with pytest.raises(HeadError, match="whose output 0 is .*; in this one it is .*delete it to begin with this one's"):

@@ -256,23 +256,25 @@ def test_a_head_with_classes_of_its_own_keeps_them(bundle, native, litert_librar
     assert ours.saved_head.labels is None and (tmp_path / "c.bin").read_bytes() == head_bytes(first, bundle.labels)
 
 
+def refused_head(bundle, native, path, litert_library):
+    """What both clients say, in the same words, of a saved head that they do not take."""
+    with pytest.raises(HeadError) as expected:
+        DeviceClient(bundle, path, interpreter=tf.lite.Interpreter, static=True)
+    with pytest.raises(NativeError) as found:
+        NativeClient(native, bundle.folder, path, litert_library)
+    assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value))
+    return str(found.value)
+
+
 OTHERS = [("b", "a", "c", "d"), ("a", "b", "c", "D"), ("a", "b", "c", "d" * 200), ("a", "\U0001f600\n'", "c", "d")]
 
 
 @pytest.fixture(scope="module")
 def named(bundle, tmp_path_factory):
     """A function from names to the bundle with these names of its classes."""
-    from helpers.hand_made import write_manifest
+    from helpers.hand_made import renamed
 
-    def renamed(names):
-        folder = shutil.copytree(bundle.folder, tmp_path_factory.mktemp("named") / "bundle")
-        manifest = json.loads((folder / "manifest.json").read_text())
-        del manifest["hash"]
-        manifest["labels"]["names"] = list(names)
-        write_manifest(folder, manifest)
-        return Bundle(folder)
-
-    return renamed
+    return lambda names: Bundle(renamed(bundle, tmp_path_factory.mktemp("named") / "bundle", names))
 
 
 @pytest.mark.parametrize("others", OTHERS, ids=["order", "letter", "long", "strange"])
@@ -288,13 +290,9 @@ def test_a_saved_head_is_not_taken_for_a_bundle_with_other_names(named, native, 
             client.start_from(head)
             written.append(path.read_bytes())
         assert written[0] == written[1] == head_bytes(head, saved.labels) and written[0][:8] == b"TFPFLH03"
-        with pytest.raises(HeadError) as expected:
-            DeviceClient(opened, path, interpreter=tf.lite.Interpreter, static=True)
-        with pytest.raises(NativeError) as found:
-            NativeClient(native, opened.folder, path, litert_library)
-        assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value))
-        assert f"{path} is the head of a bundle whose output " in str(found.value)
-        assert "delete it to begin with this one's" in str(found.value) and path.read_bytes() == written[0]
+        said = refused_head(opened, native, path, litert_library)
+        assert f"{path} is the head of a bundle whose output " in said
+        assert "delete it to begin with this one's" in said and path.read_bytes() == written[0]
         again = NativeClient(native, saved.folder, path, litert_library)
         assert again.saved_head.labels is None and np.array_equal(again.head[0], head.kernel)
 
@@ -325,12 +323,8 @@ def test_a_head_with_another_number_of_classes_is_never_overwritten(bundle, nati
     else:
         client.remove_class(client.labels[0])
     before = path.read_bytes()
-    with pytest.raises(HeadError) as expected:
-        DeviceClient(bundle, path, interpreter=tf.lite.Interpreter, static=True)
-    with pytest.raises(NativeError) as found:
-        NativeClient(native, bundle.folder, path, litert_library)
-    assert (found.value.kind, str(found.value)) == ("HeadError", str(expected.value))
-    assert f"has {classes} classes, and program_static.tflite is for a fixed number" in str(found.value)
+    said = refused_head(bundle, native, path, litert_library)
+    assert f"has {classes} classes, and program_static.tflite is for a fixed number" in said
     assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 

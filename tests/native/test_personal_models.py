@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from helpers.hand_made import renamed
 from helpers.native import NativeClient, NativeError
 from helpers.native_live import Proxy, missing
 from helpers.phone_bundles import drawn, small_bundle
@@ -17,7 +18,6 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError
 from tflite_export.device.live.client import ServerError
 from tflite_export.device.live.kept_theta import keep_theta, kept_theta, open_state
-from tflite_export.device.runtime import write_manifest
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -48,6 +48,12 @@ def models(native, litert_library):
     return opened
 
 
+def after_a_round(language, bundle, folder, litert):
+    """The file of the head of a device whose first update has counted."""
+    told_by(language, Script(bundle, "visit"), folder, litert)
+    return (folder / "head.bin").read_bytes()
+
+
 def is_stale(device):
     return device.client.head_is_stale if hasattr(device, "client") else device.head_is_stale
 
@@ -76,8 +82,7 @@ def test_a_device_that_is_started_again_has_the_theta_of_its_head(bundle, litert
 def test_after_scores_of_a_newer_theta_it_is_this_one(bundle, litert_library, models, tmp_path, language):
     """The model whose scores the device has sent; its head was trained on an older theta, which is said."""
     folder = tmp_path / "device"
-    told_by(language, Script(bundle, "visit"), folder, litert_library)
-    head, script = (folder / "head.bin").read_bytes(), Script(bundle, "score")
+    head, script = after_a_round(language, bundle, folder, litert_library), Script(bundle, "score")
     script.move(0.75)
     told_by(language, script, folder, litert_library)
     model = models(folder)
@@ -90,8 +95,7 @@ def test_after_scores_of_a_newer_theta_it_is_this_one(bundle, litert_library, mo
 def test_a_device_that_is_killed_between_theta_and_head(bundle, litert_library, models, tmp_path, language):
     """Its update is on its way, and perhaps counted: until it knows, the old head is there, and says it is stale."""
     folder = tmp_path / "device"
-    told_by(language, Script(bundle, "visit"), folder, litert_library)
-    head, script = (folder / "head.bin").read_bytes(), Script(bundle, "visit")
+    head, script = after_a_round(language, bundle, folder, litert_library), Script(bundle, "visit")
     script.move(0.5)
     script.gate = lambda name, headers: (500, {"error": "lost"}) if name.startswith("update/") else None
     with Proxy() as proxy:
@@ -142,12 +146,10 @@ def test_a_theta_is_read_as_it_was_written_and_the_same_one_is_not_written_again
 
 def test_a_head_of_a_bundle_whose_classes_have_other_names_is_not_opened(bundle, native, litert_library, tmp_path):
     """Its predictions would have the names of other classes."""
-    shutil.copytree(bundle.folder, tmp_path / "bundle")
+    names = bundle.labels
+    renamed(bundle, tmp_path / "bundle", names[::-1])
     with_names = DeviceClient(bundle, tmp_path / "head.bin", interpreter=tf.lite.Interpreter)
     with_names.start_from(with_names._head)
-    manifest = {name: value for name, value in bundle.manifest.items() if name != "hash"}
-    names = manifest["labels"]["names"]
-    write_manifest(tmp_path / "bundle", manifest | {"labels": manifest["labels"] | {"names": names[::-1]}})
     with pytest.raises(HeadError) as python:
         open_state(tmp_path, interpreter=tf.lite.Interpreter)
     with pytest.raises(NativeError) as c:
