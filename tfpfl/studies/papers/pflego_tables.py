@@ -34,9 +34,12 @@ _TABLE1_METHODS = ("pflego", "fedrep", "fedper", "fedavg", "fedprox", "fedbabu",
 
 def _table1():
     for title, (dataset, classes) in _DATASETS.items():
-        for K, method in product(classes, _TABLE1_METHODS):
+        # The paper has FedRecon on Omniglot only. It is PFLEGO but for one step of the head, so that it has its rates.
+        more = ("fedrecon",) if dataset == "cifar10" else ()
+        for K, method in product(classes, (*_TABLE1_METHODS, *more)):
             beta, rho = _RATES.get((dataset, K), (0.007, 0.001))
-            hyper = {"pflego": {"tau": 50, "beta": beta, "rho": rho}, "fedrep": _FEDREP}.get(method, {})
+            rates = {"tau": 50, "beta": beta, "rho": rho}
+            hyper = {"pflego": rates, "fedrecon": rates, "fedrep": _FEDREP}.get(method, {})
             config = _PFLEGO | {
                 "algorithm": method,
                 "dataset": dataset,
@@ -159,12 +162,15 @@ EXPERIMENTS = {
         protocol="pflego",
         cells=tuple(_table1()),
         sizes={"smoke": Size(2, 1), "laptop": Size(50, 3), "full": Size(200, 3)},
-        orderings=(Ordering("no method is better than PFLEGO", _HIGH_AND_MEDIUM, none_better("pflego")),),
+        orderings=(
+            Ordering("no method is better than PFLEGO", _HIGH_AND_MEDIUM, none_better("pflego"), _TABLE1_METHODS),
+        ),
         note="100 clients, 20 % a round, tau = 50. PFLEGO's rates for the two MNISTs and CIFAR-10 were searched on "
         "validation, with ten classes of CIFAR-10 twice; all else has the rates of the authors' published commands "
         "(0.007) or the defaults. A tenth of each client's training examples is set aside for validation, which the "
         "authors do not do. FedBABU has labels of the whole data set, where the authors' code numbers each client's "
-        "own; its fine-tuning concerns EV-all only.",
+        "own; its fine-tuning concerns EV-all only. FedRecon on CIFAR-10 is not in the paper; it has PFLEGO's "
+        "rates, and the order is not about it.",
     ),
     "pflego-table2": Experiment(
         title="Table 2: Omniglot, test accuracy in %",
