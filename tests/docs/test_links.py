@@ -3,6 +3,7 @@
 The anchors are those that web views of a repository make (`anchors`); those of the site are checked when it is built.
 """
 
+import itertools
 import re
 import runpy
 import unicodedata
@@ -145,3 +146,25 @@ def test_a_page_of_the_repository_has_no_marks_of_the_site():
 def test_no_entry_of_a_list_is_there_twice(page):
     entries = Counter(re.findall(r"^\* .{40,}$", page.read_text(encoding="utf-8"), re.MULTILINE))
     assert [entry[:60] for entry, count in entries.items() if count > 1] == []
+
+
+def lists_within_text(text) -> list:
+    """The lines in which a list or a table begins right below a line of text. The site would show them as text."""
+    blocks = [token for token in MARKDOWN.parse(text) if token.level == 0 and token.map and token.nesting >= 0]
+    return [
+        block.map[0] + 1
+        for before, block in itertools.pairwise(blocks)
+        if before.type == "paragraph_open"
+        and block.type in ("bullet_list_open", "ordered_list_open", "table_open")
+        and block.map[0] == before.map[1]
+    ]
+
+
+def test_lists_stand_apart_from_text():
+    assert lists_within_text("text\n\n* a\n* b\n") == []
+    assert lists_within_text("text\n* a\n* b\n") == [2]
+    assert lists_within_text("text\n\nmore\n1. a\n") == [4]
+    found = {page.name: lists_within_text(page.read_text(encoding="utf-8")) for page in PAGES if "docs" in page.parts}
+    assert {name: lines for name, lines in found.items() if lines} == {}, (
+        "write an empty line before each of these lines"
+    )
