@@ -1,7 +1,7 @@
 """Rounds on several TFF workers: what a killed worker costs, and what a second worker gains.
 
     python benchmarks/tff_machines.py kill [--workers 3] [--rounds 20] [--kills 10] [--seed 0]
-    python benchmarks/tff_machines.py throughput [--rounds 6] [--clients 8]
+    python benchmarks/tff_machines.py throughput [--rounds 6] [--clients 24]
 
 `kill`: runs of so many rounds on workers of this machine. In each, kill -9 of the worker that has just been given a
 random part of a random round, at a random moment of its work; it is started again on the same port two rounds later.

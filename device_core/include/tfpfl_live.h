@@ -1,4 +1,4 @@
-/* Takes part in live rounds over HTTP: docs/live.md has the protocol.
+/* Takes part in live rounds over HTTP: docs/live_protocol.md has the protocol.
  *
  *     tfpfl_live_data data = {.train = train, .test = test};
  *     tfpfl_live_options options = {.token = token};
@@ -14,7 +14,8 @@
  *
  * The folder `state` keeps the device's key (identity.pem), its number (member.json), of which live rounds it is
  * (run.id), the bundle, its head (head.bin), the theta with which it computed last (theta.bin), an update that is on its
- * way (update.bin), and what belongs to a secure round (secure/). An app that only predicts opens it by tfpfl_open_state. A process may be killed anywhere: the next start sends the update again, and its head becomes
+ * way (update.bin), and what belongs to a secure round (secure/). An app that only predicts opens it by
+ * tfpfl_open_state. A process may be killed anywhere: the next start sends the update again, and its head becomes
  * current exactly if the server has counted it. The head, examples and labels never leave the device.
  *
  * The version is that of tfpfl_device.h; for its structs the same holds as for those there.

@@ -127,7 +127,8 @@ static int check_neighbours(tfpfl_live *live, const struct taken *taken) {
     for (size_t i = 0; i < count; i++) {
         memcpy(points[2 * i], taken->near[i].mask, POINT_BYTES);
         memcpy(points[2 * i + 1], taken->near[i].share, POINT_BYTES);
-        same = same || taken->near[i].client == live->member.client || (i > 0 && by_client(&taken->near[i - 1], &taken->near[i]) == 0);
+        same = same || taken->near[i].client == live->member.client ||
+               (i > 0 && by_client(&taken->near[i - 1], &taken->near[i]) == 0);
     }
     qsort(points, 2 * count, POINT_BYTES, by_bytes);
     bool equal = false;

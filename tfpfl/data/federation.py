@@ -248,7 +248,7 @@ class Federation:
 
     @classmethod
     def load(cls, path: str | os.PathLike, verify: bool = True) -> "Federation":
-        """Opens a folder that `build` or `from_clients` made.
+        """Opens a folder that `build`, `from_clients` or `from_table` made.
 
         Args:
             path: the folder.

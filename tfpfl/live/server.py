@@ -1,4 +1,4 @@
-"""The server of live rounds: HTTP around `LiveRounds`. docs/live.md has every message.
+"""The server of live rounds: HTTP around `LiveRounds`. docs/live_protocol.md has every message.
 
 One process and one event loop. Whatever writes runs in one thread of its own, one after the other; a poll reads what
 is there and waits for a change. What a device sends is checked for its size before it is read, for its signature before

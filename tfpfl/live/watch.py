@@ -2,7 +2,7 @@
 
 It says which clients are awake, and so it is for one who has the operator's token, on the loopback too: other people
 may use this machine, and behind a proxy every request comes from it. The page itself holds nothing; it asks for the
-token. docs/live.md has the JSON.
+token. docs/live_protocol.md has the JSON.
 """
 
 import hashlib

@@ -78,7 +78,7 @@ class WatchedServer:
         self._scored = 0  # the rounds after this one are asked for again: scores may come after a round is saved
 
     def state(self) -> dict:
-        """How the rounds go now, with the history of all rounds; docs/live.md says what is in it.
+        """How the rounds go now, with the history of all rounds; docs/live_protocol.md says what is in it.
 
         Raises:
             Unavailable: the server does not answer for longer than `patience`, refuses the token, or is no server of

@@ -4,7 +4,7 @@ import { sha256 } from './sha256'
 
 export const PROTOCOL = 1
 
-/** What a client has to do; see docs/live.md. */
+/** What a client has to do; see docs/live_protocol.md. */
 export type Work =
   | { kind: 'none' | 'done' }
   | { kind: 'visit'; round: number; theta: string; settings: Settings; payload: 'float32' | 'int8'; splits: string[] }

@@ -147,7 +147,7 @@ class Work:
         """Computes a round.
 
         Args:
-            work: a visit, as docs/live.md describes it.
+            work: a visit, as docs/live_protocol.md describes it.
             theta: float32 [P].
 
         Raises:
