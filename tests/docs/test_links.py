@@ -142,6 +142,28 @@ def test_a_page_of_the_repository_has_no_marks_of_the_site():
         assert re.findall(r"\{ ?[.:#].*?\}|^(?::::|!!!).*", re.sub(r"`[^`\n]*`", "", text), re.MULTILINE) == [], page
 
 
+def methods_named(text: str) -> set:
+    """The methods that a sentence or a cell of a page lists, such as 'FedAvg, FedProx, both with fine-tuning, ...'."""
+    names = re.split(r", | and ", text.replace("both with fine-tuning", "FedAvg-FT, FedProx-FT"))
+    by_title = {method.title.lower(): name for name, method in ALGORITHMS.items()}
+    return {by_title[name.strip().lower()] for name in names}
+
+
+def test_lists_of_methods_are_those_of_the_code():
+    optimizers, objectives = (
+        (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("optimizers", "objectives")
+    )
+    (server,) = re.findall(r"whose server adds a mean has them: (.*?)\.\n", optimizers)
+    assert methods_named(server) == {name for name, m in ALGORITHMS.items() if "server_eta" in m.hyperparameters}
+    ((without, steps),) = re.findall(r"^\* (.*) do not have `--client-opt`.* (\S+) takes no steps", optimizers, re.M)
+    missing = {name for name, method in ALGORITHMS.items() if "client_opt" not in method.hyperparameters}
+    assert methods_named(without) | methods_named(steps) == missing
+    rows = dict(re.findall(r"^\| (a gradient|the result|refused)\b[^|]*\| (.*) \|$", objectives, re.M))
+    kinds = {name: "refused" if m.no_objective else m.sends for name, m in ALGORITHMS.items()}
+    for row, kind in {"a gradient": "gradient", "the result": "update", "refused": "refused"}.items():
+        assert methods_named(rows[row]) == {name for name, its in kinds.items() if its == kind}, row
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_entry_of_a_list_is_there_twice(page):
     entries = Counter(re.findall(r"^\* .{40,}$", page.read_text(encoding="utf-8"), re.MULTILINE))
