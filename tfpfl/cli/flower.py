@@ -7,6 +7,7 @@ import click
 from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import POSITIVE, SectionedCommand
+from tfpfl.cli.live import payload_option, quorum_option
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 FLOWER = {  # heading of the help -> options
@@ -30,20 +31,8 @@ FLOWER = {  # heading of the help -> options
     show_default=True,
     help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
 )
-@click.option(
-    "--quorum",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=0.6,
-    show_default=True,
-    help="The part of the invited clients that must have come for a round to end at its deadline.",
-)
-@click.option(
-    "--payload",
-    type=click.Choice(["float32", "int8"]),
-    default="float32",
-    show_default=True,
-    help="How devices send gradients; int8 is smaller and less exact.",
-)
+@quorum_option
+@payload_option
 @click.option("--max-norm", type=POSITIVE, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
 @click.option(
     "--patience",

@@ -20,6 +20,21 @@ SERVE = {  # heading of the help -> options
     "Who may take part": ("new_token", "revoke", "joins", "max_norm", "most_examples", "data_for_devices"),
 }
 
+quorum_option = click.option(
+    "--quorum",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.6,
+    show_default=True,
+    help="The part of the invited clients that must have come for a round to end at its deadline.",
+)
+payload_option = click.option(
+    "--payload",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="How devices send gradients; int8 is smaller and less exact.",
+)
+
 
 class Buffer(click.ParamType):
     """The text buffer=K of `--async`: the number of updates after which the server takes a step."""
@@ -63,13 +78,7 @@ class Buffer(click.ParamType):
     show_default=True,
     help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
 )
-@click.option(
-    "--quorum",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=0.6,
-    show_default=True,
-    help="The part of the invited clients that must have come for a round to end at its deadline.",
-)
+@quorum_option
 @click.option(
     "--wait-for",
     type=click.IntRange(1),
@@ -78,13 +87,7 @@ class Buffer(click.ParamType):
     help="Number of clients that must have joined before a round opens.",
 )
 @click.option("--max-norm", type=POSITIVE, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
-@click.option(
-    "--payload",
-    type=click.Choice(["float32", "int8"]),
-    default="float32",
-    show_default=True,
-    help="How devices send gradients; int8 is smaller and less exact.",
-)
+@payload_option
 @click.option(
     "--async",
     "buffer",

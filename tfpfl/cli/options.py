@@ -254,6 +254,14 @@ allow_code_option = click.option(
     "holds. Only for a file that you made: the code can do all that you can. The file is remembered on this machine by "
     "its sha256.",
 )
+processes_option = click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of runs at the same time. The results do not depend on it; seconds per round do.",
+)
 
 
 def allow_code_of(*paths: str | Path | None) -> None:

@@ -7,7 +7,7 @@ import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
-from tfpfl.cli.options import allow_code_of, allow_code_option, download_option
+from tfpfl.cli.options import allow_code_of, allow_code_option, download_option, processes_option
 
 
 def names_in(text: str) -> tuple[str, ...]:
@@ -22,14 +22,7 @@ def names_in(text: str) -> tuple[str, ...]:
     type=click.Path(path_type=Path),
     help="The folder of the study: run folders, tables and a log. Default: runs/study-NAME for NAME.toml.",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of runs at the same time. The results do not depend on it; seconds per round do.",
-)
+@processes_option
 @click.option(
     "--columns",
     default="score",

@@ -6,6 +6,7 @@ import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
+from tfpfl.cli.options import processes_option
 
 
 @main.command()
@@ -21,14 +22,7 @@ from tfpfl.cli.group import main
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A study in place of the suite's own, such as a changed copy of suite.toml. Default: the suite's own.",
 )
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of runs at the same time. The results do not depend on it; seconds per round do.",
-)
+@processes_option
 def suite(out: Path, study: Path | None, processes: int) -> None:
     """Does personalization help people, and whom?
 
