@@ -132,9 +132,8 @@ def test_lists_of_the_command_line_break_no_word(command, width, monkeypatch):
 
 def test_columns_without_room_follow_below_with_the_names():
     table = FittedTable(title="a title", caption="a caption")
-    table.add_column("name")
-    for i in range(9):
-        table.add_column(f"column{i}", justify="right")
+    table.add_columns("name")
+    table.add_columns(*(f"column{i}" for i in range(9)), justify="right")
     table.add_row("a name of five words", *(f"{i}.123456" for i in range(9)))
     table.add_row("  empty below", "1")
     told = shown(table, 60).splitlines()
@@ -149,8 +148,7 @@ def test_columns_without_room_follow_below_with_the_names():
 def test_columns_that_fit_exactly_stand_side_by_side():
     """The narrowest terminal with one table is as wide as the table."""
     table = FittedTable()
-    for heading in ("method", "score", "loss", "bytes"):
-        table.add_column(heading)
+    table.add_columns("method", "score", "loss", "bytes")
     table.add_row("PFLEGO", "91.25", "0.3", "1048576")
     whole = max(map(len, shown(table, 200).splitlines()))
     assert [shown(table, width).count("PFLEGO") for width in (whole + 1, whole, whole - 1)] == [1, 1, 2]

@@ -174,8 +174,7 @@ def datasets():
     from tfpfl.studies.fitted_table import FittedTable
 
     table = FittedTable()
-    for column in ("name", "example", "classes", "natural clients", "present"):
-        table.add_column(column)
+    table.add_columns("name", "example", "classes", "natural clients", "present")
     for row in list_datasets():
         numbers = [str(row["classes"] or "numbers"), str(row["clients"] or "-")]
         table.add_row(row["name"], str(row["shape"]), *numbers, "yes" if row["present"] else "no")
@@ -208,8 +207,7 @@ def algorithms(name):
     if name is None:
         columns = ("name", "head", "message", "a client keeps", "down", "up")
         table = FittedTable(wraps=columns[3:])
-        for column in columns:
-            table.add_column(column)
+        table.add_columns(*columns)
         for key, row in ALGORITHMS.items():
             table.add_row(key, row.head, row.message, row.state, row.down, row.up)
         console.print(table)
@@ -226,8 +224,7 @@ def algorithms(name):
     about = row.reference.removeprefix(row.title) if begins else f": {row.reference}"  # both may be of one docstring
     console.print(f"[bold]{text(row.title)}[/]{text(about)}", soft_wrap=True)
     table = FittedTable(wraps=["meaning"])
-    for column in ("option", "type", "default", "meaning"):
-        table.add_column(column)
+    table.add_columns("option", "type", "default", "meaning")
     texts = hyperparameter_texts(row)
     for key, p in row.hyperparameters.items():
         table.add_row("--" + key.replace("_", "-"), scalar_type(p).__name__, str(p.default), text(texts.get(key, "")))

@@ -135,8 +135,7 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
     if name is None:
         columns = ("name", "what", f"rounds x seeds:\n{', '.join(papers.SCALES)}")
         table = FittedTable(wraps=columns[1:])
-        for column in columns:
-            table.add_column(column)
+        table.add_columns(*columns)
         for key, e in (papers.EXPERIMENTS | papers.FIGURES).items():
             sizes = ", ".join(f"{e.sizes[s].rounds} x {e.sizes[s].seeds}" for s in papers.SCALES) if e.cells else "-"
             table.add_row(key, f"{e.source}: {e.title}", sizes)

@@ -101,10 +101,8 @@ class WatchTable:
         members, (times, unit) = self.state["members"], _scale(self.state)
         room = len(members) if self.lines is None else max(self.lines - _OTHER_LINES, 3)
         table = FittedTable(title_justify="left")
-        table.add_column("client")
-        table.add_column("state")
-        for heading in ("heard of", "came", self.state["run"]["score"]["name"]):
-            table.add_column(heading, justify="right")
+        table.add_columns("client", "state")
+        table.add_columns("heard of", "came", self.state["run"]["score"]["name"], justify="right")
         for row in members[:room]:
             style = _STYLES.get(row["state"])
             state = f"[{style}]{row['state']}[/]" if style else row["state"]

@@ -52,9 +52,9 @@ class FittedTable:
         i = self.headings.index(heading)
         return [row[i] for row in self._rows if row]
 
-    def add_column(self, heading: str, *, justify: Literal["left", "right"] = "left") -> None:
-        """Adds a column; its cells are markup of rich."""
-        self._columns.append((heading, justify))
+    def add_columns(self, *headings: str, justify: Literal["left", "right"] = "left") -> None:
+        """Adds columns; their cells are markup of rich."""
+        self._columns += [(heading, justify) for heading in headings]
 
     def add_row(self, *cells: str) -> None:
         """Adds a row; the cells that are not given are empty."""

@@ -238,9 +238,8 @@ def markdown(table: PaperTable) -> str:
 def terminal(table: PaperTable, title: str = "") -> FittedTable:
     """The table for a terminal, with its caption below."""
     made = FittedTable(title=_plain(title), caption=_plain(table.caption))
-    made.add_column("method")
-    for name in _head(table):
-        made.add_column(_plain(name), justify="right")
+    made.add_columns("method")
+    made.add_columns(*map(_plain, _head(table)), justify="right")
     for method, cells in zip(table.methods, table.cells, strict=True):
         made.add_row(_plain(method), *(f"[bold]{_text(cell)}[/]" if cell.best else _text(cell) for cell in cells))
     return made

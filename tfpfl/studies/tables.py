@@ -47,9 +47,8 @@ def comparison(runs: list[tuple[dict, list]], title: str) -> FittedTable:
     told = _told([(s.get("clients_seen"), s.get("clients_never_seen")) for s, _ in runs], [r for _, r in runs])
     named = next((r.named for _, results in runs for r in results), ACCURACY)
     table = FittedTable(title=text(title), caption=f"{CAPTION.format(in_unit(named))} {told}")
-    table.add_column("algorithm")
-    for column in ("EV-all", WORST, "EV-local", "bytes", "passes", "s/round"):
-        table.add_column(column, justify="right")
+    table.add_columns("algorithm")
+    table.add_columns("EV-all", WORST, "EV-local", "bytes", "passes", "s/round", justify="right")
     for summary, results in runs:
         row = get_method(summary["algorithm"])
         after, local = find(results, EV_ALL), find(results, EV_LOCAL)
@@ -116,10 +115,8 @@ def protocols(results: list, title: str, counts: tuple[int, int] | None = None) 
     named = results[0].named if results else ACCURACY
     caption = f"{word(named)}: {'% ' if named.is_fraction else ''}{_PROTOCOLS_CAPTION.format(word(named))} {told}"
     table = FittedTable(title=text(title), caption=caption, names=4, padding=0)
-    for column in ("model", "clients", "when", "split"):
-        table.add_column(column)
-    for column in (word(named), "pooled", WORST.replace(" ", "\n", 1), "loss", "n"):
-        table.add_column(column, justify="right")
+    table.add_columns("model", "clients", "when", "split")
+    table.add_columns(word(named), "pooled", WORST.replace(" ", "\n", 1), "loss", "n", justify="right")
     pooled = {(r.model, r.clients, r.when, r.split): r.score for r in results if r.mean == "examples"}
     for r in results:
         if r.mean == "clients" and r.num_clients:  # no client has examples of a split that was not made
@@ -156,10 +153,8 @@ def metrics(results: list, title: str) -> FittedTable | None:
     if not names:
         return None
     table = FittedTable(title=text(title), caption=_METRICS_CAPTION, names=4)
-    for column in ("model", "clients", "when", "split"):
-        table.add_column(column)
-    for name in names:
-        table.add_column(f"{name}, %" if is_fraction(name) else name, justify="right")
+    table.add_columns("model", "clients", "when", "split")
+    table.add_columns(*map(_heading, names), justify="right")
     for r in results:
         if r.mean == "clients":
             cells = [shown_metric(name, r.metrics.get(name, math.nan)) for name in names]
@@ -170,9 +165,8 @@ def metrics(results: list, title: str) -> FittedTable | None:
 def metrics_of_algorithms(rows: list[dict], names: list[str]) -> FittedTable:
     """A table of the metrics of these names, for the rows of a comparison."""
     table = FittedTable(caption=f"{_METRICS_CAPTION} ±: over seeds, or clients where there is one.")
-    table.add_column("algorithm")
-    for name in names:
-        table.add_column(f"{name}, %" if is_fraction(name) else name, justify="right")
+    table.add_columns("algorithm")
+    table.add_columns(*map(_heading, names), justify="right")
     for row in rows:
         cells = []
         for name in names:
@@ -182,6 +176,10 @@ def metrics_of_algorithms(rows: list[dict], names: list[str]) -> FittedTable:
             cells.append(f"{told} {text(unit)}".rstrip())
         table.add_row(text(row["algorithm"]), *cells)
     return table
+
+
+def _heading(name: str) -> str:
+    return f"{name}, %" if is_fraction(name) else name
 
 
 _METRICS_CAPTION = "Means over clients; a client for which a metric is not defined is left out."
@@ -208,12 +206,11 @@ def comparison_over_clients(
     head = f"{word(score)}{', %' if score.is_fraction else ''}"
     caption = f"{head}: {protocol}.{than} {INTERVALS} bytes, passes: a visit."
     table = FittedTable(caption=text(" ".join([caption, *notes])))
-    table.add_column("algorithm")
     names = {score.name: word(score), "EV-local": "EV-local", WORST: WORST, gain: "gain", p: "p", "pairs": "pairs"}
     names |= {"bytes a visit": "bytes", "passes": "passes", "s a round": "s/round"}
     shown_names = {name: title for name, title in names.items() if name in rows[0]}
-    for title in shown_names.values():
-        table.add_column(title, justify="right")
+    table.add_columns("algorithm")
+    table.add_columns(*shown_names.values(), justify="right")
     tested = (gain, p, "pairs")
 
     def cell(row, name):
@@ -245,13 +242,8 @@ def rungs(found: list, config) -> FittedTable:
         told = _told([c.counts or (None, None) for c in scored], []) if scored else ""
     table = FittedTable(title=title, title_justify="left", caption=told, names=0)
     names = list(found[0][0].hyperparameters)
-    for name in (
-        "rounds",
-        *names,
-        f"{word(named)}, %" if named.is_fraction else word(named),
-        *(SIDE_WORDS if mixed else ()),
-    ):
-        table.add_column(name, justify="right")
+    head = f"{word(named)}, %" if named.is_fraction else word(named)
+    table.add_columns("rounds", *names, head, *(SIDE_WORDS if mixed else ()), justify="right")
     for rung in reversed(found):
         for candidate in rung:
             values = (text(candidate.hyperparameters[name]) for name in names)
@@ -279,9 +271,8 @@ def new_clients(results: Sequence[Adapted]) -> FittedTable:
     if len(people) > 1:
         caption += " Rows are over different clients: the runs have other splits of the data, or keep others out."
     rows = FittedTable(title=title, caption=caption)
-    rows.add_column("run")
-    for column in ("n", *map(str, epochs)):
-        rows.add_column(column, justify="right")
+    rows.add_columns("run")
+    rows.add_columns("n", *map(str, epochs), justify="right")
     for r in results:
         cells = [shown_score(named, r.means[e], r.intervals[e]) if e < len(r.means) else "-" for e in epochs]
         rows.add_row(text(r.name), str(statistics.num_tested(r.score[:, 0])), *cells)
@@ -299,9 +290,8 @@ def advice(found: Advice, title: str) -> FittedTable:
     if found.left_out:
         caption += f" Left out, without a head of their own or without such examples: {found.left_out} clients."
     table = FittedTable(title=text(title), caption=caption)
-    table.add_column("client")
-    for column in ("n", f"own {word(named)}", "shared", "gain", "loss gain", "p", "better"):
-        table.add_column(column, justify="right")
+    table.add_columns("client")
+    table.add_columns("n", f"own {word(named)}", "shared", "gain", "loss gain", "p", "better", justify="right")
     for c in sorted(found.clients, key=lambda c: -c.loss_gain):
         gain = f"{factor * c.gain:+.2f}" if named.is_fraction else f"{c.gain:+.3g}"
         scores = (shown_score(named, c.own_score), shown_score(named, c.shared_score))

@@ -185,10 +185,8 @@ def table(experiment: Experiment, cells: dict) -> FittedTable | None:
     if not (found := rows(experiment, cells)):
         return None
     out = FittedTable(title=_heading(experiment))
-    for name in ("column", "method"):
-        out.add_column(name)
-    for name in COSTS.values():
-        out.add_column(name, justify="right")
+    out.add_columns("column", "method")
+    out.add_columns(*COSTS.values(), justify="right")
     for row in found:
         out.add_row(*row.values())
     return out

@@ -53,10 +53,9 @@ def table(
     part = ledgers.part(name, scale) if scale else name
     experiment = experiment or EXPERIMENTS[name]
     out = FittedTable(title=title or f"{part}: {experiment.title}")
-    out.add_column("method")
-    for heading in ("published", "ours", "gap", "EV-all", "rounds"):
-        out.add_column(heading, justify="right")
-    out.add_column("")
+    out.add_columns("method")
+    out.add_columns("published", "ours", "gap", "EV-all", "rounds", justify="right")
+    out.add_columns("")
     column: str | None = None
     for row in _rows(experiment, cells, compared=part == name):
         if row["seeds"]:
@@ -109,10 +108,9 @@ def picture_table(name: str, found: dict) -> FittedTable:
     """A table of the numbers of one figure for the terminal."""
     picture = FIGURES[name]
     out = FittedTable(title=f"{name}: {picture.title}")
-    out.add_column("")
-    for column in ("published", "ours"):
-        out.add_column(column, justify="right")
-    out.add_column("")
+    out.add_columns("")
+    out.add_columns("published", "ours", justify="right")
+    out.add_columns("")
     for row in picture_rows(picture, found):
         out.add_row(*row)
     return out
