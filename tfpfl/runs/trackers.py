@@ -310,6 +310,5 @@ def _library(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise Unavailable(
-            f"--log {name} needs the package {name}, which is not installed: {extra(name)}; the import said: "
-            f"{error}"
+            f"--log {name} needs the package {name}, which is not installed: {extra(name)}; the import said: {error}"
         ) from error

@@ -9,7 +9,14 @@ from tfpfl.studies.papers import published
 from tfpfl.studies.papers.experiment import Cell, Experiment, Ordering, Size
 from tfpfl.studies.papers.orderings import descending, highest, lowest, none_better
 
-_PFLEGO = {"clients": 100, "partition": "round_robin", "participation": 0.2, "evaluate_every": 10}
+
+def _dealt(method, dataset, K, hyper, **more):
+    """The configuration of a cell: 100 clients of K classes each."""
+    config = {"clients": 100, "partition": "round_robin", "participation": 0.2, "evaluate_every": 10}
+    config |= {"algorithm": method, "dataset": dataset, "partition_args": {"K": K}, "hyperparameters": hyper}
+    return config | more
+
+
 # (beta, rho): the best of a search on validation examples (docs/measured.md).
 _RATES = {
     ("mnist", 2): (0.1, 0.003),
@@ -40,13 +47,8 @@ def _table1():
             beta, rho = _RATES.get((dataset, K), (0.007, 0.001))
             rates = {"tau": 50, "beta": beta, "rho": rho}
             hyper = {"pflego": rates, "fedrecon": rates, "fedrep": _FEDREP}.get(method, {})
-            config = _PFLEGO | {
-                "algorithm": method,
-                "dataset": dataset,
-                "partition_args": {"K": K},
-                "hyperparameters": hyper,
-            }
-            yield Cell(f"{title}, {K}", method, config, published.PFLEGO_TABLE1.get((method, f"{title}, {K}")))
+            printed = published.PFLEGO_TABLE1.get((method, f"{title}, {K}"))
+            yield Cell(f"{title}, {K}", method, _dealt(method, dataset, K, hyper), printed)
 
 
 _HIGH_AND_MEDIUM = tuple(f"{title}, {K}" for title, (_, classes) in _DATASETS.items() for K in classes[:2])
@@ -98,18 +100,12 @@ def _omniglot(table, **more):
             yield Cell("Omniglot", method, config, table[method, "Omniglot"])
 
 
-def _cifar_high(method, hyper, **more):
-    config = _PFLEGO | {"algorithm": method, "dataset": "cifar10", "partition_args": {"K": 2}, "hyperparameters": hyper}
-    return config | more
-
-
 def _participation():
     for rate, (method, hyper) in product(
         (0.2, 0.4, 1.0), {"pflego": {"beta": 0.001, "rho": 0.001}, "fedper": {}, "fedavg": {}}.items()
     ):
-        yield Cell(
-            f"CIFAR-10, 2, {rate:.0%} of the clients", method, _cifar_high(method, hyper, participation=rate), None
-        )
+        config = _dealt(method, "cifar10", 2, hyper, participation=rate)
+        yield Cell(f"CIFAR-10, 2, {rate:.0%} of the clients", method, config, None)
 
 
 # On a laptop, a round takes over an hour if all 100 clients train the convolutional network tau times.
@@ -123,13 +119,7 @@ _PARTICIPATION_LAPTOP = Size(
 
 def _taus():
     for tau, method in product((5, 10, 25, 50, 75, 100), ("pflego", "fedrecon")):
-        hyper = {"beta": 0.007, "rho": 0.001, "tau": tau}
-        config = _PFLEGO | {
-            "algorithm": method,
-            "dataset": "fashion_mnist",
-            "partition_args": {"K": 2},
-            "hyperparameters": hyper,
-        }
+        config = _dealt(method, "fashion_mnist", 2, {"beta": 0.007, "rho": 0.001, "tau": tau})
         yield Cell(f"Fashion-MNIST, 2, tau {tau}", method, config, None)
 
 
@@ -143,13 +133,7 @@ def _taus_of_omniglot():
 
 def _rates():
     for beta, rho in product((0.001, 0.007, 0.03, 0.1), (0.0005, 0.001, 0.003, 0.007)):
-        hyper = {"beta": beta, "rho": rho, "tau": 50}
-        config = _PFLEGO | {
-            "algorithm": "pflego",
-            "dataset": "fashion_mnist",
-            "partition_args": {"K": 2},
-            "hyperparameters": hyper,
-        }
+        config = _dealt("pflego", "fashion_mnist", 2, {"beta": beta, "rho": rho, "tau": 50})
         yield Cell(f"Fashion-MNIST, 2, beta {beta:g}", "pflego", config, None, f"rho {rho:g}")
 
 
