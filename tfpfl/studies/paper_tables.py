@@ -18,7 +18,7 @@ from tfpfl.runs.metrics import SCORES, direction_of, in_unit, score_of
 from tfpfl.runs.protocols import EV_ALL, Protocol, as_protocol
 from tfpfl.studies.comparison import columns_for, columns_named, shown
 from tfpfl.studies.fitted_table import FittedTable
-from tfpfl.studies.run_groups import SIDE_WORDS
+from tfpfl.studies.run_groups import SIDE_WORDS, span
 
 SCORE = ("score",)  # the column of the score, whatever its name is
 _OF_SCORES = (*SIDE_WORDS, "EV-", "worst ")  # what the names of columns begin with whose best is that of the score
@@ -144,7 +144,7 @@ def _caption(rows: Sequence[dict], columns: Sequence[str], protocol: Protocol, s
     words = [f"{in_unit(score, title=True)}: {protocol}." if score.name in columns else ""]
     seeds = sorted({row["seeds"] for row in rows})
     if any(f"{column} ±" in row for row in rows for column in columns):
-        several = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        several = span(seeds)
         words.append(
             "±: half the 95 % interval over the clients of one seed (Student's t)."
             if seeds == [1]

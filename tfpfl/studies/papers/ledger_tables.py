@@ -9,6 +9,7 @@ from rich.markup import escape
 from tfpfl.algorithms import get_method
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
+from tfpfl.studies import run_groups
 from tfpfl.studies.fitted_table import FittedTable
 from tfpfl.studies.papers import equal_cost
 from tfpfl.studies.papers import ledger as ledgers
@@ -29,7 +30,6 @@ from tfpfl.studies.papers.ledger import (
 )
 from tfpfl.studies.papers.pictures import FIGURES, Picture
 from tfpfl.studies.papers.verdicts import Difference, verdicts
-from tfpfl.studies.run_groups import SIDE_WORDS
 
 LEVEL = 0.05  # of a test of one seed's number
 # The verdicts of `agreement` on a cell.
@@ -347,13 +347,9 @@ def _sides(experiment: Experiment, found: dict) -> list[tuple[str, str]]:
     sides = [value(experiment, found, name) for name in ("EV-seen", "EV-unseen")]
     if not counted or sides[1] is None:
         return []
-    numbers = [
-        f"{min(side)}" if min(side) == max(side) else f"{min(side)} to {max(side)}"
-        for side in zip(*counted, strict=True)
-    ]
     return [
-        (f"{number} {word}", text(after, DECIMALS[experiment.measures]))
-        for number, word, after in zip(numbers, SIDE_WORDS, sides, strict=True)
+        (f"{run_groups.span(numbers)} {word}", text(after, DECIMALS[experiment.measures]))
+        for numbers, word, after in zip(zip(*counted, strict=True), run_groups.SIDE_WORDS, sides, strict=True)
     ]
 
 

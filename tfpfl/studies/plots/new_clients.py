@@ -9,6 +9,7 @@ from tfpfl.runs import statistics
 from tfpfl.runs.metrics import in_unit, times
 from tfpfl.studies.new_clients import Adapted, check_one_score
 from tfpfl.studies.plots.style import Drawing, drawable, put_legend, with_diverged
+from tfpfl.studies.run_groups import span
 
 
 def new_clients(results: Sequence[Adapted]) -> Figure:
@@ -27,8 +28,7 @@ def new_clients(results: Sequence[Adapted]) -> Figure:
         (line,) = axes.plot(epochs, mean, marker="o", markersize=3, label=label)
         low, high = np.clip([mean - half, mean + half], 0, most)
         axes.fill_between(epochs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    counts = sorted({statistics.num_tested(r.score[:, 0]) for r in results})
-    people = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    people = span([statistics.num_tested(r.score[:, 0]) for r in results])
     axes.set(xlabel="epochs of adapting", ylabel=f"{results[0].split} {in_unit(named)}, {people} new clients")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)

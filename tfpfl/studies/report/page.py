@@ -15,7 +15,7 @@ from tfpfl.studies.comparison import BASELINES
 from tfpfl.studies.records import Record
 from tfpfl.studies.report import sections
 from tfpfl.studies.report.blocks import Pictures, Section
-from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs
+from tfpfl.studies.run_groups import RunGroup, check_comparable, group_runs, span
 from tfpfl.studies.told import told_classes, told_conditions, told_ends, told_lengths, told_seen, told_splits
 
 
@@ -125,11 +125,10 @@ def _facts(records, rows) -> dict:
     """{name: text}: what is compared, such as data, rounds and network."""
     c = records[0].config
     arguments = ", ".join(f"{name} {value}" for name, value in c.partition_args.items())
-    sizes = {r.rounds for r in records}
     facts = {
         "data": f"{c.dataset}; {c.partition}{f' ({arguments})' if arguments else ''}; {c.clients} clients",
         "a round": f"{c.sampling} cohorts, participation {c.participation:g}",
-        "rounds": " to ".join(str(n) for n in sorted({min(sizes), max(sizes)})),
+        "rounds": span([r.rounds for r in records]),
         "network": c.network,
         "compared": f"{len(rows)} settings in {len(records)} runs, "
         f"seeds {', '.join(str(seed) for seed in sorted({r.config.seed for r in records}))}",

@@ -18,7 +18,7 @@ from tfpfl.runs.protocols import EV_LOCAL, SIDES, Protocol
 from tfpfl.studies.comparison import BASELINES, rows
 from tfpfl.studies.paper_tables import SCORE, PaperTable, latex, markdown, paper_table
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import group_runs, is_mixed
+from tfpfl.studies.run_groups import group_runs, is_mixed, span
 from tfpfl.studies.search import VALIDATION, about_the_diverged, about_the_edge, written
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
@@ -122,14 +122,13 @@ class StudyResults:
 
     def _about_the_search(self) -> str:
         words = ["All seeds have the same split of the data."]
-        counts = sorted({_number_tried(cell) for cell in self.cells if cell.tried})
+        counts = [_number_tried(cell) for cell in self.cells if cell.tried]
         if counts:
             search = self.study.search
             seeds = "seed" if len(search.seeds) == 1 else "seeds"
-            counted = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
             words.append(
-                f"Hyperparameters were chosen on validation examples, for each data set: {counted} settings of every "
-                f"method that is searched, {seeds} {', '.join(map(str, search.seeds))}."
+                f"Hyperparameters were chosen on validation examples, for each data set: {span(counts)} settings of "
+                f"every method that is searched, {seeds} {', '.join(map(str, search.seeds))}."
             )
             fixed = [method.title for method in self.study.methods if not method.space]
             if fixed:
