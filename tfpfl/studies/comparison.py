@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from tabulate import tabulate
@@ -30,7 +29,7 @@ from tfpfl.runs.needs import check_needs
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, half_interval, metrics_of
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
-from tfpfl.studies.records import Record
+from tfpfl.studies.records import Planned, Record
 from tfpfl.studies.run_groups import (
     SIDE_WORDS,
     RunGroup,
@@ -119,13 +118,6 @@ def compare_runs(
     return [folder for _, folder, _ in planned]
 
 
-class _Described(NamedTuple):
-    """A run that may not exist yet, as `check_comparable` needs it."""
-
-    folder: Path
-    config: RunConfig
-
-
 def _checked(
     configs: list[RunConfig], out: Path, beside: Sequence[Path], allow_download: bool
 ) -> list[tuple[RunConfig, Path, Federation]]:
@@ -137,7 +129,7 @@ def _checked(
                 f"{configs[i].title}, seed {configs[i].seed}, is there twice: name every method and every seed once"
             )
     federations: dict[str, Federation] = {}
-    described = [_Described(folder, read_config(folder)) for folder in beside]
+    described = [Planned(folder, read_config(folder)) for folder in beside]
     planned = []
     for config, folder in zip(configs, folders, strict=True):
         federation = open_federation(config, allow_download=allow_download)
@@ -150,11 +142,11 @@ def _checked(
                     "and is compared by its last rounds. For fewer rounds take another --out"
                 )
             config.rounds = before.rounds
-            described.append(_Described(folder, before))
+            described.append(Planned(folder, before))
         else:
             check_free(folder)
             check_needs(config)
-            described.append(_Described(folder, Run.planned(config, folder, federation).config))
+            described.append(Planned(folder, Run.planned(config, folder, federation).config))
         planned.append((config, folder, federation))
     check_comparable(described)
     check_different(described)

@@ -36,9 +36,10 @@ from tfpfl.engines.rounds import Messages, for_new_clients
 from tfpfl.engines.visit import Visit, evaluate, federation_readers
 from tfpfl.models import tree
 from tfpfl.runs import files, statistics
-from tfpfl.runs.config import RunConfig, read_config
+from tfpfl.runs.config import read_config
 from tfpfl.runs.run import Run
 from tfpfl.runs.scores import or_worst
+from tfpfl.studies.records import Planned
 from tfpfl.studies.run_groups import check_comparable
 
 WAYS = ("own", "global")
@@ -302,7 +303,7 @@ def check_same_clients(folders: Sequence[str | os.PathLike]) -> None:
         RunError: a folder is no run folder.
         InvalidArgument: a run keeps no clients out of training, or two runs have other data; see `check_comparable`.
     """
-    runs = [_OfRun(Path(folder), read_config(folder)) for folder in folders]
+    runs = [Planned(Path(folder), read_config(folder)) for folder in folders]
     for run in runs:
         if not run.config.new_clients:
             raise InvalidArgument(
@@ -310,11 +311,6 @@ def check_same_clients(folders: Sequence[str | os.PathLike]) -> None:
                 "leave this run out"
             )
     check_comparable(runs)
-
-
-class _OfRun(NamedTuple):
-    folder: Path
-    config: RunConfig
 
 
 def check_one_score(results: Sequence[Adapted]) -> ScoreName:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,13 @@ from tfpfl.runs.store import OtherRun, RunStore
 from tfpfl.runs.store_content import check_of_run
 
 SPENT = ("rounds", "bytes", "passes", "flops", "seconds", "virtual seconds")
+
+
+class Planned(NamedTuple):
+    """A run that may not exist yet, or whose results are not needed, as `check_comparable` takes it."""
+
+    folder: Path
+    config: RunConfig
 
 
 @dataclass(frozen=True)
