@@ -12,9 +12,10 @@ from tfpfl.data import Federation
 from tfpfl.runs.config import RunConfig, file_hash
 from tfpfl.studies.papers.experiment import Experiment
 from tfpfl.studies.papers.ledger import part
+from tfpfl.studies.run_groups import DATA_ENTRIES
 
 # new_clients: a smaller scale leaves clients of the paper's data out; a user's clients all train.
-DATA = tuple("dataset source partition partition_args clients new_clients validation data_seed federation".split())
+DATA = (*DATA_ENTRIES, "data_seed", "federation")
 
 
 def on_federation(experiment: Experiment, federation: Federation, network: str | None = None) -> Experiment:

@@ -16,14 +16,12 @@ from tfpfl.checks import InvalidArgument, Unavailable, extra, unknown
 from tfpfl.runs.config import RunConfig, typed
 from tfpfl.runs.own_metrics import resolved as resolved_metrics
 from tfpfl.runs.protocols import EV_ALL, Protocol, protocol
+from tfpfl.studies.run_groups import DATA_ENTRIES
 from tfpfl.studies.search import draws, grid
 
 KINDS = ("grid", "random", "optuna")
 _OF_THE_METHOD = {"algorithm", "preset", "hyperparameters"}
-_OF_THE_DATA = {
-    *("dataset", "source", "partition", "partition_args", "clients", "validation", "data_seed", "federation"),
-    "new_clients",
-}
+_OF_THE_DATA = {*DATA_ENTRIES, "data_seed", "federation"}
 _NOT_TO_CHOOSE = {"seed", "federation_hash", "network_hash", "network_weights", "own_method", "own_metrics"}
 _NOT_TO_CHOOSE |= {"network_place", "network_beside", "versions", "format"}
 _ENTRIES = {entry.name for entry in fields(RunConfig)} - _NOT_TO_CHOOSE

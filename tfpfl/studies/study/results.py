@@ -69,7 +69,7 @@ class StudyResults:
         return {data.title: self._rows(data.name) for data in self.study.data}
 
     def _rows(self, data: str) -> list[dict]:
-        whole = [cell for cell in self.cells if cell.data.name == data and self._is_whole(cell)]
+        whole = [cell for cell in self.cells if cell.data.name == data and self.is_whole(cell)]
         finished = [self.records[folder] for cell in whole for folder in cell.folders.values()]
         baselines = [record for record in finished if record.config.algorithm in BASELINES]
         sides = any(is_mixed(record, self.study.protocol) for record in finished)  # as the table has one head for all
@@ -84,7 +84,8 @@ class StudyResults:
             found.append(row | {"algorithm": cell.method.title})
         return found
 
-    def _is_whole(self, cell: Cell) -> bool:
+    def is_whole(self, cell: Cell) -> bool:
+        """Whether the winner of a cell came to its end with all seeds."""
         return len(cell.folders) == len(self.study.seeds) and not cell.diverged
 
     def table(self, columns: tuple[str, ...] = SCORE) -> PaperTable:
@@ -115,7 +116,7 @@ class StudyResults:
         """{title of a data set: what `told` says of (the runs in its rows, the title of each run's method)}."""
         found = {}
         for data in self.study.data:
-            whole = [cell for cell in self.cells if cell.data == data and self._is_whole(cell)]
+            whole = [cell for cell in self.cells if cell.data == data and self.is_whole(cell)]
             runs = [(self.records[folder], cell.method.title) for cell in whole for folder in cell.folders.values()]
             found[data.title] = told([record for record, _ in runs], [title for _, title in runs])
         return found

@@ -44,7 +44,7 @@ def run_suite(
             f"{len(results.failures)} runs of the suite failed, the first because of: {results.failures[0].why}. "
             f"{out / 'study.log'} names them all; the same command tries them again"
         )
-    whole = [cell for cell in results.cells if len(cell.folders) == len(results.study.seeds) and not cell.diverged]
+    whole = [cell for cell in results.cells if results.is_whole(cell)]
     measures = measured([f for cell in whole for f in cell.folders.values()], processes=processes, tell=tell)
     found = []
     for data in results.study.data:
