@@ -101,7 +101,7 @@ def partition(
 
     from tfpfl.data import Federation, load_source
     from tfpfl.studies import plots
-    from tfpfl.studies.tables import text
+    from tfpfl.studies.fitted_table import text
 
     beside = out if out.name else out.resolve()  # "." has no name
     if not beside.name:
@@ -200,8 +200,7 @@ def algorithms(name):
 
     from tfpfl.algorithms import ALGORITHMS, method_named
     from tfpfl.algorithms.own import offered
-    from tfpfl.studies.fitted_table import FittedTable
-    from tfpfl.studies.tables import text
+    from tfpfl.studies.fitted_table import FittedTable, text
 
     console = Console()
     if name is None:

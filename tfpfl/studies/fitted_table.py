@@ -6,10 +6,18 @@ from typing import Any, Literal
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from tfpfl.checks import one_line
+
 _UNLIMITED = 100_000  # characters; a measure never exceeds the width that it is asked for
+
+
+def text(value: object, most: int | None = None) -> str:
+    """A text for a table of the terminal: one line, and rich reads no [colours] or [links] in it; see `one_line`."""
+    return escape(one_line(value, most))
 
 
 class FittedTable:

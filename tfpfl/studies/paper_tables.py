@@ -6,9 +6,8 @@
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rich.markup import escape
 from tabulate import LATEX_ESCAPE_RULES
 
 from tfpfl.checks import InvalidArgument, one_line, unknown
@@ -17,7 +16,7 @@ from tfpfl.runs import files
 from tfpfl.runs.metrics import SCORES, direction_of, in_unit, score_of
 from tfpfl.runs.protocols import EV_ALL, Protocol, as_protocol
 from tfpfl.studies.comparison import columns_for, columns_named, shown
-from tfpfl.studies.fitted_table import FittedTable
+from tfpfl.studies.fitted_table import FittedTable, text
 from tfpfl.studies.run_groups import SIDE_WORDS, span
 
 SCORE = ("score",)  # the column of the score, whatever its name is
@@ -237,11 +236,11 @@ def markdown(table: PaperTable) -> str:
 
 def terminal(table: PaperTable, title: str = "") -> FittedTable:
     """The table for a terminal, with its caption below."""
-    made = FittedTable(title=_plain(title), caption=_plain(table.caption))
+    made = FittedTable(title=text(title), caption=text(table.caption))
     made.add_columns("method")
-    made.add_columns(*map(_plain, _head(table)), justify="right")
+    made.add_columns(*map(text, _head(table)), justify="right")
     for method, cells in zip(table.methods, table.cells, strict=True):
-        made.add_row(_plain(method), *(f"[bold]{_text(cell)}[/]" if cell.best else _text(cell) for cell in cells))
+        made.add_row(text(method), *(f"[bold]{_text(cell)}[/]" if cell.best else _text(cell) for cell in cells))
     return made
 
 
@@ -256,7 +255,3 @@ def _head(table: PaperTable) -> list[str]:
 def _text(cell: PaperCell, bold: str = "") -> str:
     mean = f"{bold}{cell.mean}{bold}" if cell.best else cell.mean
     return mean + (f" ± {cell.half}" if cell.half else "")
-
-
-def _plain(text: Any) -> str:
-    return escape(one_line(text))

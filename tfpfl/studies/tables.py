@@ -3,10 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from rich.markup import escape
-
 from tfpfl.algorithms import get_method
-from tfpfl.checks import one_line
 from tfpfl.data.kinds import ACCURACY
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import in_unit, is_fraction, score_of, shown_score, times, unit_of, word
@@ -15,14 +12,9 @@ from tfpfl.runs.participation import SIDES_TOLD
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, EV_SEEN, EV_UNSEEN, find, metrics_of
 from tfpfl.studies.advice import Advice
 from tfpfl.studies.comparison import INTERVALS, shown
-from tfpfl.studies.fitted_table import FittedTable
+from tfpfl.studies.fitted_table import FittedTable, text
 from tfpfl.studies.new_clients import Adapted, check_one_score
 from tfpfl.studies.run_groups import SIDE_WORDS
-
-
-def text(value: object, most: int | None = None) -> str:
-    """A text for a table of the terminal: one line, and rich reads no [colours] or [links] in it; see `one_line`."""
-    return escape(one_line(value, most))
 
 
 def bytes_text(amount: float) -> str:
