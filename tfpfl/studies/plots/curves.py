@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.runs import statistics
@@ -22,7 +22,6 @@ from tfpfl.studies.plots.style import (
     put_legend,
     put_title,
     style,
-    thousands,
     with_diverged,
     words,
 )
@@ -164,9 +163,10 @@ def _draw(lines, axes, x: str, divisor: float, factor: float, possible: tuple[fl
             axes.fill_between(xs, low, high, color=look.color, alpha=faint, linewidth=0)
     if lines and x in _LOGARITHMIC and all((xs > 0).all() for _, xs, _, _ in lines):
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(thousands))
+        thousands = StrMethodFormatter("{x:,.10g}")  # such as 1,000,000
+        axes.xaxis.set_major_formatter(thousands)
         few = max(xs.max() for _, xs, _, _ in lines) < 10 * min(xs.min() for _, xs, _, _ in lines)
-        axes.xaxis.set_minor_formatter(FuncFormatter(thousands) if few else NullFormatter())
+        axes.xaxis.set_minor_formatter(thousands if few else NullFormatter())
 
 
 def _points(records, x: str, y: str | None, protocol: Protocol) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -107,10 +107,9 @@ def words(protocol: Protocol, rounds: str = "") -> str:
 GLYPHS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚", "X": "✖", "*": "★", "<": "◀", ">": "▶"}
 
 
-def make_figure(height: float | None = None):
-    """(figure, axes): a figure with one panel, `height` inches high; default: that of `STYLE`."""
-    width, usual = STYLE["figure.figsize"]
-    figure = Drawing(figsize=(width, height or usual), layout="constrained")
+def make_figure(height: float):
+    """(figure, axes): a figure with one panel, `height` inches high."""
+    figure = Drawing(figsize=(STYLE["figure.figsize"][0], height), layout="constrained")
     axes = figure.subplots()
     axes.tick_params(labelsize=TICKS)
     return figure, axes
@@ -183,11 +182,6 @@ def bar(value: float, half: float, highest: float) -> list[list[float]] | None:
     if not np.isfinite(half):
         return None
     return [[min(half, max(value, 0.0))], [min(half, max(highest - value, 0.0))]]
-
-
-def thousands(value: float, _place=None) -> str:
-    """A number of an axis as text, such as '1,000,000' for 1000000.0."""
-    return f"{value:,.10g}"
 
 
 def byte_unit(largest: float) -> tuple[str, float]:
