@@ -26,6 +26,7 @@ from tfpfl.checks import InvalidArgument, check_choice
 from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import times, word
+from tfpfl.runs.results import json_row
 from tfpfl.studies.shared_head import held_out_of
 
 LEVEL = 0.05
@@ -110,10 +111,9 @@ class Advice(NamedTuple):
 
     def entries(self) -> dict[str, Any]:
         """The advice as values of JSON; NaN is None."""
-        found = self._asdict() | {"named": self.named.name, "sentence": self.sentence}
-        found["clients"] = [{k: _plain(v) for k, v in c._asdict().items()} for c in self.clients]
-        found["score"] = found.pop("named")
-        return {k: _plain(v) for k, v in found.items()}
+        found = self._asdict() | {"clients": [json_row(c._asdict()) for c in self.clients], "sentence": self.sentence}
+        found["score"] = found.pop("named").name
+        return json_row(found)
 
 
 def decide(clients: Sequence[HeldOut], named: ScoreName, *, left_out: int = 0, split: str = "validation") -> Advice:
@@ -220,7 +220,3 @@ def _paired(losses: np.ndarray, others: np.ndarray) -> float:
     if np.ptp(d) <= max(1e-9 * largest, rounding):  # all are equal: the test of signs
         return 1.0 if largest <= rounding else 2.0 ** (1 - len(d))
     return float(stats.ttest_1samp(d, 0.0).pvalue)
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

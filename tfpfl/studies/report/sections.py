@@ -55,7 +55,7 @@ def results(rows: list[RunGroup]) -> list:
 
 def _score_and_worst(s: RunGroup, protocol) -> list[str]:
     worst = statistics.over_seeds([r.worst(0.1, protocol) for r in s.records])
-    return [_score(s, protocol), shown_score(s.score, worst[0], None if np.isnan(worst[1]) else worst[1])]
+    return [_score(s, protocol), shown_score(s.score, *worst)]
 
 
 def _unit(rows: list[RunGroup]) -> str:
@@ -71,20 +71,11 @@ def _score(s: RunGroup, protocol) -> str:
     return shown_score(s.score, *mean_score(s, protocol))
 
 
-def _over_seeds(values, text) -> str:
-    mean, half = statistics.over_seeds(values)
-    return text(mean) if np.isnan(half) else text(mean, half)
-
-
-def _number(digits: int):
-    """A function that writes a value and half its interval, such as '0.123 ± 0.004', with so many digits."""
-
-    def text(value: float, half: float | None = None) -> str:
-        if np.isnan(value):
-            return "-"
-        return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else "")
-
-    return text
+def _index(value: float, half: float) -> str:
+    """Jain's index or the Gini coefficient and half its interval, such as '0.9123 ± 0.0041'; '-' for NaN."""
+    if np.isnan(value):
+        return "-"
+    return f"{value:.4f}" + ("" if np.isnan(half) else f" ± {half:.4f}")
 
 
 def curves(pictures: Pictures, rows: list[RunGroup], records) -> list:
@@ -155,11 +146,9 @@ def _fairness(rows, against) -> Table:
         s, own = side.group, side.protocol
         text = partial(shown_score, s.score)
         cells = [text(measured(s.records, of, own)[0]) for of in (statistics.mean_over_clients, statistics.std)]
-        cells += [_over_seeds([r.worst(fraction, own) for r in s.records], text) for fraction, _ in WORST.values()]
-        cells += [
-            _over_seeds([of(clients(r, own)) for r in s.records], _number(4))
-            for of in (statistics.jain, statistics.gini)
-        ]
+        for fraction, _ in WORST.values():
+            cells.append(text(*statistics.over_seeds([r.worst(fraction, own) for r in s.records])))
+        cells += [_index(*measured(s.records, of, own)) for of in (statistics.jain, statistics.gini)]
         for other in against:
             pair = None if s.shares(other) else paired(s.records, other.records, own)
             share = np.nan if pair is None else statistics.share_worse(*pair, s.score.direction)
