@@ -1,4 +1,4 @@
-"""Writes the result files of a run: history.csv, clients.csv and summary.json."""
+"""The result files of a run: writes history.csv and clients.csv, and has what summary.json says."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tfpfl.data.federation import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.population import Population
 from tfpfl.runs import protocols
-from tfpfl.runs.files import write_csv, write_whole
+from tfpfl.runs.files import write_csv
 from tfpfl.runs.secure import clipped_unasked
 
 
@@ -76,16 +76,6 @@ def write_clients(
         row |= {f"{e.split}_examples": e.num_examples, f"{e.split}_loss": e.loss, f"{e.split}_{named.name}": e.score}
         row |= {f"{e.split}_{name}": value for name, value in sorted(e.metrics.items())}
     write_csv(path, list(next(iter(rows.values()))), rows.values())
-
-
-def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Writes summary.json.
-
-    Args:
-        path: the file.
-        summary: values of JSON by name, such as `totals`.
-    """
-    write_whole(path, json.dumps(summary, indent=2) + "\n")
 
 
 def seconds_per_round(history: Sequence[Mapping[str, Any]]) -> float | None:

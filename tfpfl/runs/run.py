@@ -50,7 +50,7 @@ from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_model, warn_of_small_rounds
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
-from tfpfl.runs.results import json_row, summary_after, totals, warnings_of, write_clients, write_history, write_summary
+from tfpfl.runs.results import json_row, summary_after, totals, warnings_of, write_clients, write_history
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
@@ -438,7 +438,7 @@ class Run:
             "run_id": self.config.run_id,
             "results": [json_row(r.entries()) for r in protocols.results(evaluations, first, self.config.score)],
         }
-        write_summary(self.folder / "summary.json", summary)
+        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 
     @property
