@@ -9,7 +9,9 @@ import itertools
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -107,9 +109,8 @@ class TensorBoard(Callback):
     def round(self, training, row):
         """Writes the numbers of a round; a write error gives a warning only."""
         try:
-            for name, value in row.items():
-                if name != "round" and isinstance(value, int | float) and np.isfinite(value):
-                    self._write(step=row["round"], summary=scalar_pb(name.replace(" ", "/"), value))
+            for name, value in numbers(row).items():
+                self._write(step=row["round"], summary=scalar_pb(name.replace(" ", "/"), value))
             self._writer.flush()
         except tf.errors.OpError as error:  # not a reason to end the run: history.csv has the same numbers
             warn_user(f"TensorBoard events of round {row['round']} were not written: {error}")
@@ -123,6 +124,15 @@ class TensorBoard(Callback):
 
     def _write(self, **event):
         self._writer.write(Event(wall_time=time.time(), **event).SerializeToString())
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row of the history, but for that of the round."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if name != "round" and isinstance(value, int | float) and np.isfinite(value)
+    }
 
 
 class EarlyStopping(Callback):
@@ -168,13 +178,10 @@ class EarlyStopping(Callback):
             )
         self._scores = []
         for row in training.store.history():
-            self._see(training, row)
+            self.round(training, row)
 
     def round(self, training, row):
         """Reads the score of a round, and stops the training if it is time."""
-        self._see(training, row)
-
-    def _see(self, training, row):
         score = row.get(f"{training.model_name} validation {self._looks_at}")
         every = getattr(training, "evaluate_every", 1) or 1
         if score is None or np.isnan(score) or row["round"] % every:  # the last ten, which are evaluated in any case

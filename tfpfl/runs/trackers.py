@@ -15,10 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tfpfl.checks import Unavailable, extra, one_line, warn_user
-from tfpfl.runs.callbacks import Callback
+from tfpfl.runs.callbacks import Callback, numbers
 from tfpfl.runs.protocols import SIDES
 from tfpfl.runs.training import DivergedError
 
@@ -283,15 +281,6 @@ def parameters(run: "Run") -> dict[str, Any]:
         else:
             found[name] = value
     return {k: v if isinstance(v, int | float | str | bool) else str(v) for k, v in found.items() if v is not None}
-
-
-def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row of the history."""
-    return {
-        name: float(value)
-        for name, value in row.items()
-        if name != "round" and isinstance(value, int | float) and np.isfinite(value)
-    }
 
 
 def summary(run: "Run") -> dict[str, float]:
