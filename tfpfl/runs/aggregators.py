@@ -24,8 +24,7 @@ from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.algorithms.transforms.robust import median, trimmed_mean
 from tfpfl.checks import InvalidArgument, unknown
-from tfpfl.engines.tff.aggregators import OF_TFF, Aggregated
-from tfpfl.runs.privacy import Privacy, privacy
+from tfpfl.engines.tff.aggregators import OF_TFF
 
 PRIVATE = ("dp", "dp_adaptive")  # those with differential privacy
 OF_OURS = {f.__name__: f for f in (median, trimmed_mean)}  # name -> (algorithm, arguments) -> algorithm; all engines
@@ -207,6 +206,3 @@ def with_aggregator(name: str | None, arguments: dict, algorithm: Algorithm) -> 
     if name in OF_OURS:
         return OF_OURS[name](algorithm, **arguments)
     return compressed(algorithm, **arguments) if name == "compress" else algorithm
-
-
-__all__ = ["AGGREGATORS", "Aggregated", "Privacy", "check_aggregator", "factory", "privacy", "with_aggregator"]
