@@ -39,24 +39,29 @@ def load(config: RunConfig, folder: Path) -> RunConfig:
     own = config.own_method
     if own is None:
         return config
-    path, content = folder / METHOD, b""
     what = f"the method {config.algorithm} of the run {folder}"
-    if own["kind"] == "file":
-        content = read_kept(path, own["sha256"], f"method (a copy of {own['place']})")
-    found = is_loaded(own)
-    if own["kind"] != "entry point" and not (found or is_allowed(own["sha256"])):
-        where = path if own["kind"] == "file" else f"the module {own['place']}"
+    code = _kept(own, folder / METHOD, "method", what, is_loaded(own) is not None)
+    try:
+        again(code)
+        return RunConfig(**asdict(config))
+    except InvalidArgument as error:
+        raise RunError(f"{what} cannot be used: {error}") from error
+
+
+def _kept(own: dict, copy: Path, name: str, what: str, loaded: bool = False) -> Code:
+    """The code of a method or a metric of a run folder, whose user has allowed it or whose process has it already."""
+    is_file = own["kind"] == "file"
+    content = read_kept(copy, own["sha256"], f"{name} (a copy of {own['place']})") if is_file else b""
+    if loaded or own["kind"] == "entry point":
+        return Code(own, content, copy)
+    if not is_allowed(own["sha256"]):
+        where = copy if is_file else f"the module {own['place']}"
         raise RunError(
             f"{what} is code of whoever made the run, in {where}. A run folder from elsewhere runs no code here; if "
             "you made it, or have read the code and trust it, use --allow-code"
         )
-    if own["kind"] == "file" and not found:
-        path = place_of(path, content, own["sha256"], own["place"], own.get("beside"))
-    try:
-        again(Code(own, content, path))
-        return RunConfig(**asdict(config))
-    except InvalidArgument as error:
-        raise RunError(f"{what} cannot be used: {error}") from error
+    path = place_of(copy, content, own["sha256"], own["place"], own.get("beside")) if is_file else copy
+    return Code(own, content, path)
 
 
 def again(code: Code) -> OwnMethod:
@@ -119,21 +124,10 @@ def load_metrics(config: RunConfig, folder: Path) -> None:
     for name, own in config.own_metrics.items():
         if own["kind"] == REGISTERED:
             continue
-        path, content = folder / METRIC.format(name=name), b""
-        what = f"the metric {name} ({own['name']}) of the run {folder}"
-        if not loaded_metric(own):
-            if own["kind"] == "file":
-                content = read_kept(path, own["sha256"], f"metric {name} (a copy of {own['place']})")
-            if not is_allowed(own["sha256"]):
-                where = path if own["kind"] == "file" else f"the module {own['place']}"
-                raise RunError(
-                    f"{what} is code of whoever made the run, in {where}. A run folder from elsewhere runs no code "
-                    "here; if you made it, or have read the code and trust it, use --allow-code"
-                )
-            if own["kind"] == "file":
-                path = place_of(path, content, own["sha256"], own["place"], own.get("beside"))
+        copy, what = folder / METRIC.format(name=name), f"the metric {name} ({own['name']}) of the run {folder}"
+        code = Code(own, b"", copy) if loaded_metric(own) else _kept(own, copy, f"metric {name}", what)
         try:
-            metric_again(Code(own, content, path))
+            metric_again(code)
         except InvalidArgument as error:
             raise RunError(f"{what} cannot be used: {error}") from error
     for name in config.metrics:
