@@ -7,7 +7,7 @@ prediction: a sigmoid for several labels, exp for counts, and none for numbers a
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
-from tfpfl.algorithms.contract import ClientData
+from tfpfl.algorithms.contract import Algorithm, ClientData
 from tfpfl.checks import InvalidArgument, check_choice, one_line
 from tfpfl.data.client_names import find_client
 from tfpfl.data.description import feature_columns
@@ -153,7 +153,7 @@ class ClientModels:
             (state,), (visit,) = self._loop.client_states([client_id]), self._loop.visits(t, [client_id])
         else:
             self._check_new(client_id)
-            visit = self._new_visit(client_id, t)
+            (visit,) = new_visits(algorithm, self._run.federation, [client_id], self._run.config.seed, t)
             state = algorithm.init_client(visit.info)
             method = self._run.recipe.row
             fine_tunes = method.evaluated(self._run.config.hyperparameters) == "fine-tuned"
@@ -224,15 +224,6 @@ class ClientModels:
                 f"client {client_id} ({name}) has {classes} classes, but the head that clients share has "
                 f"{population.num_labels} outputs"
             )
-
-    def _new_visit(self, client_id: int, t: int) -> Visit:
-        """What a client outside of the population is given; its share of the training examples, alpha, is 0."""
-        run, dtype = self._run, self._run.model.dtype
-        local = run.population.labels == "local"
-        classes = run.federation.num_classes[client_id] if local else run.federation.num_labels
-        examples = run.federation.num_examples("train")[client_id]
-        info = ClientInfo(np.int32(client_id), np.int32(examples), np.int32(classes), np.zeros([], dtype))
-        return Visit(info, client_key(run.config.seed, t, [client_id])[0])
 
     def keras_model(self, client: int | str, *, inputs: str = "raw", outputs: str = "probabilities") -> ClientModel:
         """One client's model as Keras has it; see `Run.keras_model` for arguments and errors."""
@@ -317,6 +308,17 @@ class ClientModels:
         for client_id, path in files.items():
             self.keras_model(client_id, **how).save(path)
         return list(files.values())
+
+
+def new_visits(algorithm: Algorithm, federation: Any, ids: Sequence[int], seed: int, round_num: int) -> list[Visit]:
+    """What clients outside of the population are given; their share of the training examples, alpha, is 0."""
+    local, dtype = algorithm.population.labels == "local", algorithm.model.dtype
+    classes = federation.num_classes if local else np.full(federation.num_clients, federation.num_labels)
+    examples, keys = federation.num_examples("train"), client_key(seed, round_num, ids)
+    return [
+        Visit(ClientInfo(np.int32(i), np.int32(examples[i]), np.int32(classes[i]), np.zeros([], dtype)), key)
+        for i, key in zip(ids, keys, strict=True)
+    ]
 
 
 def class_names(run: "Run", client_id: int, outputs: int) -> list[str]:

@@ -29,13 +29,12 @@ from tfpfl.algorithms.transforms.normalization import with_fixed_statistics
 from tfpfl.algorithms.transforms.schedule import counted_part
 from tfpfl.checks import InvalidArgument, check_rates, check_type, check_whole_number, unknown
 from tfpfl.data.kinds import ACCURACY, ScoreName
-from tfpfl.data.population import ClientInfo
-from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import check_threads, in_order, relaxed
 from tfpfl.engines.rounds import Messages, for_new_clients
-from tfpfl.engines.visit import Visit, evaluate, federation_readers
+from tfpfl.engines.visit import evaluate, federation_readers
 from tfpfl.models import tree
 from tfpfl.runs import files, statistics
+from tfpfl.runs.client_model import new_visits
 from tfpfl.runs.config import read_config
 from tfpfl.runs.run import Run
 from tfpfl.runs.scores import or_worst
@@ -176,7 +175,7 @@ def adapt_clients(
     check_whole_number(0, epochs=epochs)
     ids, threads = _new_ids(algorithm.population, federation, client_ids), check_threads(threads)
     readers = federation_readers(algorithm, federation, [split])
-    visits = _visits(algorithm, federation, ids, seed, round_num)
+    visits = new_visits(algorithm, federation, ids, seed, round_num)
     message_for = Messages(for_new_clients(algorithm, adapt))(server, visits)
 
     dtype, kind = algorithm.model.dtype, algorithm.model.kind
@@ -354,14 +353,3 @@ def _new_ids(population, federation, client_ids) -> np.ndarray:
                 f"{population.num_labels} outputs"
             )
     return ids
-
-
-def _visits(algorithm, federation, ids, seed, round_num) -> list[Visit]:
-    """The visits of new clients. Their share of the training examples, alpha, is 0."""
-    local, dtype = algorithm.population.labels == "local", algorithm.model.dtype
-    classes = federation.num_classes if local else np.full(federation.num_clients, federation.num_labels)
-    examples, keys = federation.num_examples("train"), client_key(seed, round_num, ids)
-    return [
-        Visit(ClientInfo(np.int32(i), np.int32(examples[i]), np.int32(classes[i]), np.zeros([], dtype)), key)
-        for i, key in zip(ids, keys, strict=True)
-    ]
