@@ -155,7 +155,7 @@ def test_the_interval_of_a_pooled_rmse_is_that_of_the_mean_square_times_the_slop
     errors, examples = (1.0, 1.1, 0.9, 1.05), (5, 20, 10, 7)
     table = rows(1, "personal", "test", errors, examples)
     found = result(table, Protocol("personal", "all", "examples", "last", "test"), named=KINDS["regression"].score)
-    squares = statistics.pooled_ci95(np.square(errors), examples)
+    squares = statistics.rounds_ci95([(range(4), np.square(errors), examples)])
     assert found.score_ci95 == pytest.approx(squares / (2 * found.score), rel=0.05)
 
 

@@ -78,23 +78,12 @@ def ci95(values) -> float:
     return float(special.stdtrit(len(present) - 1, 0.975) * present.std(ddof=1) / math.sqrt(len(present)))
 
 
-def pooled_ci95(values, num_examples, transform: Callable = np.asarray) -> float:
-    """Half the width of the 95 % interval of `transform(pooled(...))`, with the clients as a sample, as for `ci95`.
-
-    It is that of the delete-one jackknife (Efron and Stein, 1981) with Student's quantile of n - 1: each client is left
-    out once. With equal n_i it is that of `ci95`. If very few clients have most of the examples it is still too narrow:
-    with 10 clients and sizes exp(2 z), z ~ N(0, 1), it has the truth in it in 87 of 100 cases.
-
-    Args:
-        values: [n], each the mean over one client's examples.
-        num_examples: int [n].
-        transform: what is done with a pooled mean, such as np.sqrt where values are squares.
-    """
-    return rounds_ci95([(np.arange(len(values)), values, num_examples)], transform)
-
-
 def rounds_ci95(rounds: Sequence[tuple], transform: Callable = np.asarray) -> float:
-    """`pooled_ci95` of the mean over rounds of `transform(pooled(...))`.
+    """Half the 95 % interval of the mean over rounds of `transform(pooled(...))`, with the clients as a sample.
+
+    It is that of the delete-one jackknife (Efron and Stein, 1981) with Student's quantile of n - 1. In one round with
+    equal n_i it is that of `ci95`. If very few clients have most of the examples it is still too narrow: with 10
+    clients and sizes exp(2 z), z ~ N(0, 1), it has the truth in it in 87 of 100 cases.
 
     A client is left out of all of its rounds at once. So the interval becomes narrower with the number of different
     clients that were scored, and not with the number of rounds in which the same ones were. A round whose only client
@@ -103,7 +92,7 @@ def rounds_ci95(rounds: Sequence[tuple], transform: Callable = np.asarray) -> fl
     Args:
         rounds: [(ids, values, num_examples)], each [n_t]: the clients of a round, the mean over each one's examples,
             and how many these are; clients with 0 are left out.
-        transform: what is done with the pooled mean of a round.
+        transform: what is done with the pooled mean of a round, such as np.sqrt where values are squares.
     """
     means, found = [], []
     for ids, values, counts in rounds:
