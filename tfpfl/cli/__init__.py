@@ -1,6 +1,6 @@
 """The command line. TensorFlow is imported only by the commands that need it, so that `--help` answers at once."""
 
-from tfpfl.cli import (  # noqa: F401  # noqa: F401
+from tfpfl.cli import (  # noqa: F401
     advice,
     backbone,
     data,

@@ -6,7 +6,7 @@ import click
 from click.core import ParameterSource
 
 from tfpfl.cli.layout import NOTHING
-from tfpfl.runs.options import DATA_NAMES, OPTIONS
+from tfpfl.runs.options import DATA_NAMES, OPTIONS, usual_clients
 
 
 def data_arguments(kw) -> dict:
@@ -18,22 +18,15 @@ def data_arguments(kw) -> dict:
     if kw.get("federation") is not None:
         refuse_other_data("--federation")
         return {"federation": str(kw["federation"])}
-    clients, dataset = kw["clients"], kw["dataset"]
-    if clients is None and kw["partition"] not in ("natural", "grouped_dominant"):
-        clients = 20 if dataset == "digits" else 100
-    source = {}
-    if kw["pixels"] != OPTIONS["pixels"].default:
-        source["pixels"] = kw["pixels"]
-    if dataset == "omniglot" or kw["augment"] != OPTIONS["augment"].default:  # which `load_source` refuses for others
-        source["augment"] = kw["augment"]
-    if kw["only_classes"] is not None:
-        source["only_classes"] = kw["only_classes"]
+    dataset, partition = kw["dataset"], kw["partition"]
+    always = ("augment",) if dataset == "omniglot" else ()  # `load_source` refuses it for others
+    names = [name for name, option in OPTIONS.items() if option.of_source]
     return {
         "dataset": dataset,
-        "source": source,
-        "partition": kw["partition"],
+        "source": {name: kw[name] for name in names if name in always or kw[name] != OPTIONS[name].default},
+        "partition": partition,
         "partition_args": {k[5:]: v for k, v in kw.items() if k.startswith("part_") and v is not None},
-        "clients": clients,
+        "clients": usual_clients(dataset, partition) if kw["clients"] is None else kw["clients"],
         "validation": kw["validation"],
         "data_seed": kw["data_seed"],
     }

@@ -374,3 +374,10 @@ SECTIONS = {
 }
 OPTIONS = {option.name: option for section in SECTIONS.values() for option in section}
 DATA_NAMES = tuple(option.name for option in SECTIONS["Data"] if option.name != "federation")
+
+
+def usual_clients(dataset: str, partition: str) -> int | None:
+    """The number of clients where none is given; None if the partition has a number of its own."""
+    if partition in ("natural", "grouped_dominant"):
+        return None
+    return 20 if dataset == "digits" else 100

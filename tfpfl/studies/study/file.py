@@ -14,6 +14,7 @@ from tfpfl.algorithms import ALGORITHMS, Method, get_method
 from tfpfl.algorithms.own import own_method
 from tfpfl.checks import InvalidArgument, Unavailable, extra, unknown
 from tfpfl.runs.config import RunConfig, typed
+from tfpfl.runs.options import usual_clients
 from tfpfl.runs.own_metrics import resolved as resolved_metrics
 from tfpfl.runs.protocols import EV_ALL, Protocol, protocol
 from tfpfl.studies.run_groups import DATA_ENTRIES
@@ -148,8 +149,8 @@ class Study:
             entries["rounds"] = rounds
         if entries.get("federation") is None:
             entries.setdefault("data_seed", 0)
-            if entries.get("clients") is None and entries.get("partition") not in ("natural", "grouped_dominant"):
-                entries["clients"] = 20 if entries.get("dataset", "digits") == "digits" else 100
+            if entries.get("clients") is None:
+                entries["clients"] = usual_clients(entries.get("dataset", "digits"), entries.get("partition", ""))
         return RunConfig(**entries, hyperparameters=hyperparameters, seed=seed)
 
     def settings(self, method: MethodEntry) -> list[dict]:
