@@ -9,7 +9,7 @@ three clients a round. All of them together take some seconds. A check is a func
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -156,13 +156,8 @@ def the_order_of_clients_is_irrelevant(subject):
     visits, states = subject.visits(EVERYONE, 5), trained.states(EVERYONE)
     forward = engine.next(trained.server, states, visits)
     back = engine.next(trained.server, states[::-1], visits[::-1])
-    pairs = [("the server's state", forward.server, back.server)]
-    pairs.append(("a client's state", forward.client_states, back.client_states[::-1]))
-    pairs.append(
-        ("a client's metric", [dict(m) for m in forward.client_metrics], [dict(m) for m in back.client_metrics[::-1]])
-    )
-    for what, ours, theirs in pairs:
-        away = distance(ours, theirs)
+    back = back._replace(client_states=back.client_states[::-1], client_metrics=back.client_metrics[::-1])
+    for what, away in _apart(forward, back):
         require(away < subject.rounding / 10, f"with the cohort in reverse order, {what} differs by {away:.1e}")
 
 
@@ -361,13 +356,7 @@ def one_pass_is_the_work_of_a_client(subject):
     visits, states = subject.visits(EVERYONE, 5), trained.states(EVERYONE)
     engines = subject.engine, Simulation(algorithm, subject.federation, held_out=["test"], grouping="one_by_one")
     fused, plain = (engine.next(trained.server, states, visits) for engine in engines)
-    pairs = [("the server's state", fused.server, plain.server)]
-    pairs.append(("a client's state", fused.client_states, plain.client_states))
-    pairs.append(
-        ("a client's metric", [dict(m) for m in fused.client_metrics], [dict(m) for m in plain.client_metrics])
-    )
-    for what, ours, theirs in pairs:
-        away = distance(ours, theirs)
+    for what, away in _apart(fused, plain):
         require(away < subject.rounding, f"{what} differs by {away:.1e} between one_pass and client_update")
 
 
@@ -396,10 +385,7 @@ def a_sum_of_what_clients_keep_is_declared(subject):
 def functions_take_no_tensor_from_the_builder(subject):
     """Constants are NumPy arrays, or made inside the function: TFF refuses a function with an eager tensor in it."""
     found = tensors_from_outside(subject, WIDEST)
-    require(
-        not found,
-        f"{'; '.join(found)}. {NO_TENSORS}",
-    )
+    require(not found, f"{'; '.join(found)}. {NO_TENSORS}")
 
 
 CHECKS = (
@@ -428,6 +414,14 @@ NEED_TFF = (both_engines_agree,)
 def _same(a, b) -> bool:
     """Whether two structures have the same dtypes, shapes and bits."""
     return kinds(a) == kinds(b) and identical(a, b)
+
+
+def _apart(ours, theirs) -> Iterator[tuple[str, float]]:
+    """(what it is, how far two outputs of a round are apart in it)."""
+    yield "the server's state", distance(ours.server, theirs.server)
+    yield "a client's state", distance(ours.client_states, theirs.client_states)
+    metrics = ([dict(m) for m in each.client_metrics] for each in (ours, theirs))
+    yield "a client's metric", distance(*metrics)
 
 
 def _balanced(trained: Trained, rounding: float) -> list[int]:

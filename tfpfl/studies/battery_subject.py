@@ -53,16 +53,16 @@ def clouds(examples, classes, shape=(4,), dtype="float64", seed=1) -> list:
     return data
 
 
-def cloud_targets(examples, outputs: int, kind: str, shape=(4,), dtype="float64", seed=1) -> list:
+def cloud_targets(examples, outputs: int, kind: str, dtype="float64", seed=1) -> list:
     """[(x, y)], one pair for each client: Gaussian examples, and targets [n, outputs] of a kind of heads.
 
     The targets of a client depend on x through a hidden layer that all clients share and a linear head of its own.
     """
     rng = np.random.default_rng(seed)
-    hidden, common = rng.standard_normal((*shape, 5)), rng.standard_normal((5, outputs))
+    hidden, common = rng.standard_normal((4, 5)), rng.standard_normal((5, outputs))
     data = []
     for n in examples:
-        x = rng.standard_normal((n, *shape))
+        x = rng.standard_normal((n, 4))
         z = np.tanh(0.5 * x @ hidden) @ (common + 0.5 * rng.standard_normal(common.shape))
         noise = rng.random(z.shape)
         name = label_kind(kind).name
@@ -137,11 +137,10 @@ class Trained:
         algorithm: the algorithm to train.
         engine: what computes a round, such as a `Simulation`.
         store: the `RunStore` to use, which may hold rounds already; default: a new one in memory.
-        seed: the seed of the cohorts and of the clients' randomness.
     """
 
-    def __init__(self, algorithm, engine, store=None, seed=0):
-        self.algorithm, self.engine, self.seed = algorithm, engine, seed
+    def __init__(self, algorithm, engine, store=None):
+        self.algorithm, self.engine = algorithm, engine
         self.population, self.store = algorithm.population, store or RunStore()
         self.initial = initial_states(algorithm, self.population)
         self.server = self.store.server_state(engine.initialize())
@@ -154,8 +153,8 @@ class Trained:
     def rounds(self, last, cohorts=None):
         """Trains up to round `last`. `cohorts` maps a round to client ids; default: the population's sampling."""
         for t in range(self.store.round_num + 1, last + 1):
-            ids = [int(i) for i in (cohorts(t) if cohorts else cohort(self.seed, t, self.population))]
-            visits = visits_by_id(self.population, ids, t, self.seed, self.algorithm.model.dtype)
+            ids = [int(i) for i in (cohorts(t) if cohorts else cohort(0, t, self.population))]
+            visits = visits_by_id(self.population, ids, t, dtype=self.algorithm.model.dtype)
             output = self.engine.next(self.server, self.states(ids), visits)
             self.server = output.server
             self.store.commit_round(t, output.server, dict(zip(ids, output.client_states, strict=True)), {})
