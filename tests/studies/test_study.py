@@ -26,6 +26,7 @@ from tfpfl.runs.config import RunConfig, entries
 from tfpfl.runs.protocols import EV_ALL
 from tfpfl.runs.store import StoreError
 from tfpfl.studies import comparison
+from tfpfl.studies.search import at_the_edge
 from tfpfl.studies.study import worker
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure, Outcome, Tried, number_of_runs, plan
@@ -107,7 +108,7 @@ def test_the_winner_of_a_grid_is_trained_with_all_seeds():
     ]
     assert cell.winner == {"eta": 0.1} and cell.best.score == pytest.approx(1.000007)
     assert len({j.folder for j in tried + final}) == 10 == number_of_runs(of, of.methods[0], 7)
-    assert cell.at_the_edge() == {}
+    assert at_the_edge(cell.winner, [t.setting for t in cell.tried]) == {}
 
 
 def test_a_run_folder_that_was_deleted_is_trained_again_in_all_stages(tmp_path):
@@ -133,7 +134,7 @@ def test_a_run_folder_that_was_deleted_is_trained_again_in_all_stages(tmp_path):
 
 def test_the_best_at_the_edge_is_noticed():
     cell, _ = drive(plans(study(methods={"local": {"search": {"eta": [0.1, 0.5, 1.0], "steps": [3]}}}))[0])
-    assert cell.at_the_edge() == {"eta": (0.1, 1.0)}
+    assert at_the_edge(cell.winner, [t.setting for t in cell.tried]) == {"eta": (0.1, 1.0)}
 
 
 def test_settings_that_diverge_are_never_chosen_and_of_equal_ones_the_first_is():

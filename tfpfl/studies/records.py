@@ -16,8 +16,7 @@ from tfpfl.data import Federation, FederationError
 from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import participation, protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
-from tfpfl.runs.protocols import EV_ALL, Protocol, Result
-from tfpfl.runs.protocols import Score as Score
+from tfpfl.runs.protocols import EV_ALL, Protocol, Result, Score
 from tfpfl.runs.results import seconds_per_round
 from tfpfl.runs.store import OtherRun, RunStore
 from tfpfl.runs.store_content import check_of_run

@@ -71,7 +71,6 @@ def curves(
     is_score, y = y in ("score", named.name), word(named) if y in ("score", named.name) else y
     nats = named.name == "accuracy"  # the loss is a cross-entropy
     y_label, factor = (axis(named), times(named)) if is_score else ("loss (nats)" if nats else "loss", 1)
-    protocol.check()
     what = None if is_score else y
     lines = [(s, *_points(s.records, x, what, protocol)) for s in groups]
     lines = [line for line in lines if len(line[1])]

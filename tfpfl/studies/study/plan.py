@@ -19,7 +19,7 @@ from tfpfl.data import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import kind_of
-from tfpfl.studies.search import at_the_edge, of_search, run_folder, rungs, written
+from tfpfl.studies.search import of_search, run_folder, rungs, written
 from tfpfl.studies.study.file import DataSet, MethodEntry, Study
 
 Plan = Generator[list["Job"], list["Outcome"], "Cell"]
@@ -82,10 +82,6 @@ class Cell:
         """The winner's last score in the search; None without a search."""
         found = [t for t in self.tried if t.setting == self.winner]
         return max(found, key=lambda t: t.rounds, default=None)
-
-    def at_the_edge(self) -> dict[str, tuple[float, float]]:
-        """The winner's values that are the smallest or the largest of those tried: {name: (smallest, largest)}."""
-        return at_the_edge(self.winner or {}, [t.setting for t in self.tried])
 
 
 def plan(study: Study, data: DataSet, method: MethodEntry, federation: Federation, out: Path, score: Score) -> Plan:

@@ -94,8 +94,8 @@ class StudyResults:
         Raises:
             InvalidArgument: there is no column of this name, or no method is finished.
         """
-        classes = _sentences(self._of_each_data_set(told_classes))
-        told = (self._about_the_clients(), self._about_the_conditions(), classes, self._about_the_search())
+        different = (_sentences(self._of_each_data_set(told)) for told in (told_conditions, told_classes))
+        told = (self._about_the_clients(), *different, self._about_the_search())
         return paper_table(self.by_data, columns, self.study.protocol, more=" ".join(filter(None, told)))
 
     def _about_the_clients(self) -> str:
@@ -107,10 +107,6 @@ class StudyResults:
         found = self._of_each_data_set(told)
         sides = SIDES_TOLD if any("never" in words for words in found.values()) else ""
         return f"{_sentences(found)} {sides}".strip()
-
-    def _about_the_conditions(self) -> str:
-        """What differs between the methods of a data set, by [methods.NAME] or by the search, besides themselves."""
-        return _sentences(self._of_each_data_set(told_conditions))
 
     def _of_each_data_set(self, told: Callable[[list[Record], list[str]], str]) -> dict[str, str]:
         """{title of a data set: what `told` says of (the runs in its rows, the title of each run's method)}."""
