@@ -26,7 +26,7 @@ from tfpfl.algorithms.transforms.secure import CLIP, codec_of, quorum
 from tfpfl.data.population import Population, Sampling
 from tfpfl.runs import participation
 from tfpfl.runs.aggregators import PRIVATE
-from tfpfl.runs.privacy import Privacy, default_delta, privacy, require_accounting
+from tfpfl.runs.privacy import Privacy, default_delta, epsilon, privacy, require_accounting
 
 if TYPE_CHECKING:
     from tfpfl.runs.run import Run
@@ -57,13 +57,9 @@ def of_member(noise: Noise, shares: Sequence[int], delta: float) -> float:
 
     Neighbours differ in whether this client's update is what it computed, or 0.
     """
-    dp_accounting = require_accounting()
-    from dp_accounting.rdp import RdpAccountant
-
-    accountant = RdpAccountant()
-    for n, times in Counter(shares).items():
-        accountant.compose(dp_accounting.GaussianDpEvent(noise.multiplier(n)), times)
-    return float(accountant.get_epsilon(delta)) if shares else 0.0
+    event = require_accounting().GaussianDpEvent
+    rounds = [(event(noise.multiplier(n)), times) for n, times in Counter(shares).items()]
+    return epsilon(rounds, delta) if rounds else 0.0
 
 
 def released(noise: Noise, rate: float, shares: Sequence[int], delta: float) -> float:
@@ -81,15 +77,12 @@ def released(noise: Noise, rate: float, shares: Sequence[int], delta: float) -> 
         shares: how many shares of noise the sum of each round had; 0 for a round without a sum.
         delta: the delta.
     """
-    dp_accounting = require_accounting()
-    from dp_accounting.rdp import RdpAccountant
-
-    accountant, more = RdpAccountant(ORDERS), 0.0
+    dp_accounting, rounds, more = require_accounting(), [], 0.0
     for n, times in Counter(n for n in shares if n).items():
         event = dp_accounting.GaussianDpEvent(noise.multiplier(n))
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, event), times)
+        rounds.append((dp_accounting.PoissonSampledDpEvent(rate, event), times))
         more += 3 * noise.size * gap_of(noise.sigma, n) * times
-    return float(accountant.get_epsilon(delta)) + more
+    return epsilon(rounds, delta, orders=ORDERS) + more
 
 
 def chance_of_deciding(population: Population, present: Sequence[int], threshold: float) -> float:

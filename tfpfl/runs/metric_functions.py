@@ -34,7 +34,7 @@ def ece(labels: np.ndarray, logits: np.ndarray) -> float:
     The examples are sorted into bins by the probability of the predicted class. The error is the mean over examples of
     |accuracy of the bin - mean probability in the bin|. It is NaN if a probability is, as of a model that diverged.
     """
-    p = _softmax(logits)
+    p = softmax(logits)
     top, right = p.max(1), p.argmax(1) == labels
     if np.isnan(top).any():
         return float("nan")
@@ -45,7 +45,7 @@ def ece(labels: np.ndarray, logits: np.ndarray) -> float:
 
 def brier(labels: np.ndarray, logits: np.ndarray) -> float:
     """The Brier score: the mean of the squared distances between probabilities and one-hot labels, in [0, 2]."""
-    return float(((_softmax(logits) - np.eye(logits.shape[1])[labels]) ** 2).sum(1).mean())
+    return float(((softmax(logits) - np.eye(logits.shape[1])[labels]) ** 2).sum(1).mean())
 
 
 def _counts(labels: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -54,9 +54,10 @@ def _counts(labels: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndar
     return tuple(np.bincount(of, minlength=k) for of in (labels[found == labels], labels, found))  # type: ignore[return-value]
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """The probabilities of the classes: float64 [N, K]."""
     z = np.asarray(logits, np.float64)
-    z = np.exp(z - z.max(1, keepdims=True))
+    z = np.exp(z - z.max(1, keepdims=True, initial=-np.inf))
     return z / z.sum(1, keepdims=True)
 
 

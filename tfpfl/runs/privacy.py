@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,8 +54,6 @@ def privacy(
         Unavailable: dp-accounting is not installed.
     """
     dp_accounting = require_accounting()
-    from dp_accounting.rdp import RdpAccountant
-
     people, sampling = population.num_clients, population.sampling
     delta = default_delta(people) if delta is None else delta
     event = dp_accounting.GaussianDpEvent(noise)
@@ -82,18 +80,24 @@ def privacy(
         bounds = [{half: rounds}]
         text = f"{sampling.low} to {sampling.high} of {people} clients, as if each took part in every round"
 
-    def epsilon(events: dict[Any, int], delta: float) -> float:
-        accountant = RdpAccountant(neighboring_relation=relation)
-        for event, times in events.items():
-            if times:
-                accountant.compose(event, times)
-        return float(accountant.get_epsilon(delta))
-
     text += "; the clipping norm's estimate included" if adaptive else ""
     chance = chance_of_no_clients(population, [people] * rounds if present is None else present)
-    found = min(epsilon(bound, delta - chance) for bound in bounds) if chance < delta else math.inf
+    found = math.inf
+    if chance < delta:
+        found = min(epsilon(bound.items(), delta - chance, neighboring_relation=relation) for bound in bounds)
     text += f"; no epsilon is promised{no_clients(population, chance)}" if found == math.inf else ""
     return Privacy(found, delta, f"{rounds} rounds, noise multiplier {noise:g}, {text}")
+
+
+def epsilon(events: Iterable[tuple[Any, int]], delta: float, **how: Any) -> float:
+    """Epsilon of events, [(event, how often)], by dp-accounting's RDP accountant, whose arguments are `how`."""
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(**how)
+    for event, times in events:
+        if times:
+            accountant.compose(event, times)
+    return float(accountant.get_epsilon(delta))
 
 
 def default_delta(people: int) -> float:

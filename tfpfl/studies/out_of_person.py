@@ -10,7 +10,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import statistics
 from tfpfl.runs.client_model import ClientModels
-from tfpfl.runs.metric_functions import ece, nll
+from tfpfl.runs.metric_functions import ece, nll, softmax
 from tfpfl.runs.scores import or_worst
 
 
@@ -115,9 +115,7 @@ def calibration(run, alpha: float = 0.1, pooled: bool = False) -> Calibration:
 
 def nonconformity(labels: np.ndarray | None, logits: np.ndarray) -> np.ndarray:
     """1 - the probability of the label: float64 [N]; without labels, of every class: [N, K]."""
-    z = np.asarray(logits, np.float64)
-    z = np.exp(z - z.max(1, keepdims=True, initial=-math.inf))
-    p = 1 - z / z.sum(1, keepdims=True)
+    p = 1 - softmax(logits)
     return p if labels is None else p[np.arange(len(p)), labels]
 
 
