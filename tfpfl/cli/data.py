@@ -1,6 +1,7 @@
 """The commands partition, datasets, algorithms and cite."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,11 +11,7 @@ from tfpfl.cli.group import main
 from tfpfl.cli.layout import OneOf, SectionOption
 from tfpfl.cli.options import RunCommand, data_options, hyperparameter_texts, scalar_type, with_options
 
-
-def _table_option(*flags, **kw):
-    return click.option(*flags, cls=SectionOption, section="A table of your own", **kw)
-
-
+_table_option = partial(click.option, cls=SectionOption, section="A table of your own")
 table_options = [
     _table_option(
         "--from",

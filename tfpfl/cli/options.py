@@ -3,6 +3,7 @@
 import re
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from inspect import getdoc, signature
 from pathlib import Path
 from types import NoneType, UnionType
@@ -94,10 +95,6 @@ class ConfigOption(SectionOption):
 def config_option(name: str):
     """A decorator that gives a command the option of the entry `name` in the table of `tfpfl.runs.options`."""
     option = OPTIONS[name]
-    if option.type is bool:
-        return click.option(
-            option.flag, option.name, is_flag=True, cls=ConfigOption, section=_section_of(option), help=option.help
-        )
     kind = OneOf(option.choices) if option.choices else Names(option.known) if option.known else option.type
     return click.option(
         option.flag,
@@ -107,6 +104,7 @@ def config_option(name: str):
         type=click.Path(path_type=Path) if kind is Path else kind,
         metavar=option.metavar,
         multiple=option.multiple,
+        is_flag=option.type is bool or None,
         help=with_names(option.help, option.known) if option.known else option.help,
         show_default=True,
     )
@@ -303,10 +301,6 @@ def run_options(names):
     return with_options([*data_options, config_option("federation"), *map(config_option, names), allow_code_option])
 
 
-def _machine_option(*flags, **kw):
-    return click.option(*flags, cls=SectionOption, section="Machines", **kw)
-
-
 log_option = click.option(
     "--log",
     "logs",
@@ -336,6 +330,7 @@ def trackers_of(logs: tuple[str, ...], log_tables: bool) -> list:
     return [TRACKERS[name](tables=log_tables) for name in dict.fromkeys(logs)]
 
 
+_machine_option = partial(click.option, cls=SectionOption, section="Machines")
 machine_options = [
     _machine_option(
         "--workers",
