@@ -27,7 +27,7 @@ from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import times, word
 from tfpfl.runs.results import json_row
-from tfpfl.studies.shared_head import held_out_of
+from tfpfl.studies.shared_head import HeldOut, held_out_of
 
 LEVEL = 0.05
 VERDICTS = {
@@ -37,17 +37,6 @@ VERDICTS = {
     "few": f"too few clients to tell: with fewer than seven no test over clients reaches p < {LEVEL / 2:g}",
 }
 SPLITS = ("validation", "test")
-
-
-class HeldOut(NamedTuple):
-    """How well a client's own head and the shared one predict its held-out examples."""
-
-    client: int
-    name: str
-    own_losses: np.ndarray  # float [n], of each example
-    shared_losses: np.ndarray  # float [n], of the same examples
-    own_score: float
-    shared_score: float
 
 
 class ClientAdvice(NamedTuple):
@@ -165,7 +154,7 @@ def advise(run: Any, split: str = "validation") -> Advice:
     """
     check_choice(split=(split, SPLITS))
     found, people = held_out_of(run, split)
-    return decide([HeldOut(*each) for each in found], run.config.score, left_out=people - len(found), split=split)
+    return decide(found, run.config.score, left_out=people - len(found), split=split)
 
 
 def benjamini_hochberg(p_values: np.ndarray) -> np.ndarray:

@@ -33,6 +33,17 @@ class Examples(NamedTuple):
     classes: np.ndarray | None = None  # the classes among which this client's own head chooses; None: all
 
 
+class HeldOut(NamedTuple):
+    """How well a client's own head and the shared one predict its held-out examples."""
+
+    client: int
+    name: str
+    own_losses: np.ndarray  # float [n], of each example
+    shared_losses: np.ndarray  # float [n], of the same examples
+    own_score: float
+    shared_score: float
+
+
 def fit_shared(kind: HeadKind, clients: Sequence[Examples], outputs: int) -> Head:
     """Fits one head to the examples of all clients.
 
@@ -156,7 +167,7 @@ def measured(kind: HeadKind, head: Head, examples: Examples, own: bool) -> tuple
     return each, float(or_worst(kind.score(z, y)))
 
 
-def held_out_of(run: Any, split: str) -> tuple[list[tuple], int]:
+def held_out_of(run: Any, split: str) -> tuple[list[HeldOut], int]:
     """What the clients' own heads and the shared one do on the held-out examples of a run.
 
     Args:
@@ -164,7 +175,7 @@ def held_out_of(run: Any, split: str) -> tuple[list[tuple], int]:
         split: 'validation' or 'test'.
 
     Returns:
-        ([(client, name, own losses, shared losses, own score, shared score)], the number of the run's clients).
+        (one for each client that took part and has such examples, the number of the run's clients).
 
     Raises:
         InvalidArgument: see `tfpfl.studies.advice.advise`.
@@ -213,5 +224,5 @@ def held_out_of(run: Any, split: str) -> tuple[list[tuple], int]:
         (own_losses, own_score), (losses, score) = (
             measured(kind, own.head, its, True), measured(kind, shared, held_out, False)
         )  # fmt: skip
-        found.append((i, federation.client_names[i], own_losses, losses, own_score, score))
+        found.append(HeldOut(i, federation.client_names[i], own_losses, losses, own_score, score))
     return found, len(everyone)
