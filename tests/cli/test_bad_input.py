@@ -27,11 +27,6 @@ from tfpfl.runs.run import Run
 from tfpfl.runs.store import StoreError
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))

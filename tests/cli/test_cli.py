@@ -27,11 +27,6 @@ from tfpfl.studies import Record
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
-
-
 def tfpfl(*arguments, code=0):
     """Runs a command and gives what it printed; errors must be ours."""
     result = CliRunner().invoke(main, [str(a) for a in arguments])

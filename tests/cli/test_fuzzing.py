@@ -29,11 +29,6 @@ from tfpfl.runs.config import RunError, read_config
 from tfpfl.runs.run import Run
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return small_runs.federation(tmp_path_factory.mktemp("fuzzing") / "federation")
-
-
 @pytest.fixture
 def folder(federation, tmp_path):
     """A copy of the federation, to damage."""

@@ -187,11 +187,6 @@ def test_clients_join_and_leave():
 # ---- in a run
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return small_runs.federation(tmp_path_factory.mktemp("availability") / "federation")
-
-
 CLOCK = {"dropout": 0.3, "client_seconds": 0.01, "client_seconds_spread": 0.8, "jitter": 0.3, "round_deadline": 0.9}
 CLOCK |= {"participation": 1.0, "rounds": 7}
 

@@ -20,11 +20,6 @@ from tfpfl.runs.store import RunStore
 from tfpfl.runs.training import Training
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
-
-
 class Recorder(Callback):
     """Writes down what it is told."""
 

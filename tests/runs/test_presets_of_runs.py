@@ -14,11 +14,6 @@ from tfpfl.runs.config import RunConfig, read_config
 from tfpfl.runs.run import Run
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
-
-
 def theta_of(config, folder, federation):
     with Run.create(config, folder, federation) as run:
         return run.config, [np.asarray(w) for w in run.model.theta()], command(run.config, run.folder)

@@ -37,11 +37,6 @@ CASES = {
 }
 
 
-@pytest.fixture
-def federation(six_clients):
-    return six_clients
-
-
 @pytest.mark.parametrize("case", slow_but(CASES, ci=("pflego", "fedavg, FedYogi of Adam")))
 def test_interrupted_at_several_rounds(case, federation, shared_run, short_end, tmp_path):
     asked = {"rounds": 7} | CASES[case]

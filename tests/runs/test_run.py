@@ -29,11 +29,6 @@ from tfpfl.studies.tables import comparison
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
-
-
-@pytest.fixture(scope="module")
 def finished(federation, tmp_path_factory):
     """A run of 12 rounds, with an empty one among them."""
     asked = {"rounds": 12, "sampling": "binomial", "participation": 0.2, "evaluate_every": 1}

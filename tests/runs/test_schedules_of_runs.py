@@ -17,11 +17,6 @@ SOME = {"algorithm": "fedavg", "sampling": "binomial", "participation": 0.2, "ev
 SOME |= {"hyperparameters": {"steps": 2}}
 
 
-@pytest.fixture
-def federation(six_clients):
-    return six_clients
-
-
 def server_of(folder):
     with Run.open(folder) as run:
         return run.training().server_state(), [row["clients"] for row in run.store.history()]

@@ -23,11 +23,6 @@ from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.training import DivergedError
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
-
-
 def make(name, federation, sampling=None, labels="local", **hyperparameters):
     population = federation.population(sampling or Sampling("fixed", 0.5), labels, shared_slots=True)
     return build_algorithm(name, SplitModel(toys.backbone("float32")), population, **hyperparameters)

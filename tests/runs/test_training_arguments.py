@@ -12,11 +12,6 @@ from tfpfl.runs.store import RunStore
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return runs.federation(tmp_path_factory.mktemp("data") / "federation")
-
-
-@pytest.fixture(scope="module")
 def algorithm(federation):
     population = federation.population(Sampling("fixed", 0.5), "local", shared_slots=True)
     return build_algorithm("fedsgd", SplitModel(toys.backbone("float32")), population)
