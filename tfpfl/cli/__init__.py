@@ -17,6 +17,5 @@ from tfpfl.cli import (  # noqa: F401
     suite,
 )
 from tfpfl.cli.group import main
-from tfpfl.cli.runs import run
 
-__all__ = ["main", "run"]
+__all__ = ["main"]
