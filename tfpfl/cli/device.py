@@ -41,10 +41,7 @@ def _of_the_server(patience: float):
     help="The folder with train.npz, and perhaps validation.npz and test.npz.",
 )
 @click.option(
-    "--state",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Where the device keeps its key, bundle and head.",
+    "--state", type=click.Path(path_type=Path), required=True, help="Where the device keeps its key, bundle and head."
 )
 @click.option("--token", help="The enrolment token, at the first start. Default: $TFPFL_TOKEN.")
 @click.option(

@@ -28,11 +28,7 @@ _decoded = click.option(
     type=click.Path(path_type=Path),
     help="Write the models of all clients to this new folder, as client_ID.keras. It replaces --client and --out.",
 )
-@click.option(
-    "--logits",
-    is_flag=True,
-    help="The model shall give logits. Default: probabilities of the classes.",
-)
+@click.option("--logits", is_flag=True, help="The model shall give logits. Default: probabilities of the classes.")
 @_decoded
 @allow_code_option
 def model(run, client, out, folder, logits, decoded, allow_code):

@@ -35,9 +35,7 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS
 @with_options([log_option, log_tables_option])
 @click.option("--create-only", is_flag=True, help="Make the run folder and train nothing yet, for tfpfl serve.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED.",
+    "--out", type=click.Path(path_type=Path), help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED."
 )
 def run(out, create_only, allow_code, allow_download, workers, address, deadline, isolate, logs, log_tables, **kw):
     """Train a method and write a run folder.
@@ -208,10 +206,7 @@ def evaluate(folder, allow_code):
 @main.command(
     "new-clients",
     cls=SectionedCommand,
-    headings={
-        "Adaptation": ("epochs", "protocol", "eta", "batch_size"),
-        "Results": ("split", "csv_file", "picture"),
-    },
+    headings={"Adaptation": ("epochs", "protocol", "eta", "batch_size"), "Results": ("split", "csv_file", "picture")},
 )
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUNS...")
 @click.option(
@@ -227,9 +222,7 @@ def evaluate(folder, allow_code):
 )
 @click.option("--eta", type=float, help="Learning rate with --protocol global. Default: the eta of the run.")
 @click.option(
-    "--batch-size",
-    type=int,
-    help="Examples in each step with --protocol global. Default: the batch size of the run.",
+    "--batch-size", type=int, help="Examples in each step with --protocol global. Default: the batch size of the run."
 )
 @click.option(
     "--split",

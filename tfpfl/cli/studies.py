@@ -194,10 +194,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         write_picture(curves(records, protocol=wanted), plot)
 
 
-@main.command(
-    cls=RunCommand,
-    headings={"Search": ("grid", "random", "draws", "halving", "seed"), "Results": ("out",)},
-)
+@main.command(cls=RunCommand, headings={"Search": ("grid", "random", "draws", "halving", "seed"), "Results": ("out",)})
 @config_option("algorithm")
 @config_option("preset")
 @click.option(

@@ -291,14 +291,10 @@ SECTIONS = {
             float,
         ),
         RunOption(
-            "client_seconds_spread",
-            "How much clients differ in speed: standard deviation of log(seconds).",
-            float,
+            "client_seconds_spread", "How much clients differ in speed: standard deviation of log(seconds).", float
         ),
         RunOption(
-            "jitter",
-            "How much one client's speed varies between rounds: standard deviation of log(seconds).",
-            float,
+            "jitter", "How much one client's speed varies between rounds: standard deviation of log(seconds).", float
         ),
         RunOption(
             "round_deadline",

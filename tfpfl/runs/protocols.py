@@ -295,10 +295,7 @@ def _only(by_round: dict, wanted: Protocol, took_part: TookPart | None) -> dict:
 
 
 def per_client(
-    evaluations: list[Score],
-    wanted: Protocol = EV_ALL,
-    took_part: TookPart | None = None,
-    named: ScoreName = ACCURACY,
+    evaluations: list[Score], wanted: Protocol = EV_ALL, took_part: TookPart | None = None, named: ScoreName = ACCURACY
 ) -> dict[int, float]:
     """The score of every client, averaged over the protocol's rounds in which it was scored: {client id: score}.
 

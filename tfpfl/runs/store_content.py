@@ -155,11 +155,7 @@ def metric_rows(score: Score) -> list[tuple]:
 
 
 def scores(
-    rows: Sequence[tuple],
-    what: str,
-    metrics: Iterable[tuple] = (),
-    named: ScoreName = ACCURACY,
-    is_known: bool = True,
+    rows: Sequence[tuple], what: str, metrics: Iterable[tuple] = (), named: ScoreName = ACCURACY, is_known: bool = True
 ) -> list[Score]:
     """The scores of rows of the table, and of rows of the table of metrics.
 

@@ -63,11 +63,7 @@ class Finding(NamedTuple):
 
 
 def check_algorithm(
-    build: Callable,
-    *,
-    checks: Sequence[Callable] | None = None,
-    kind: str = "classification",
-    dtype: str = "float32",
+    build: Callable, *, checks: Sequence[Callable] | None = None, kind: str = "classification", dtype: str = "float32"
 ) -> list[Finding]:
     """Runs the checks on an algorithm and says which of them it fails.
 

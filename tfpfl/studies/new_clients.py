@@ -78,12 +78,7 @@ class Adapted(NamedTuple):
 
 
 def fine_tuning(
-    algorithm: Algorithm,
-    *,
-    eta: float,
-    momentum: float = 0.9,
-    batch_size: int | None = None,
-    name: str = "this method",
+    algorithm: Algorithm, *, eta: float, momentum: float = 0.9, batch_size: int | None = None, name: str = "this method"
 ) -> Adaptation:
     """The protocol 'global': fine-tuning of all weights by SGD, as an `Adaptation`.
 

@@ -189,20 +189,9 @@ def _tests(rows, other) -> Table:
         gains, test = factor * statistics.gains(*pair), statistics.wilcoxon(*pair, named.direction)
         w, p = ("-", "-") if np.isnan(test.p_value) else (f"{test.statistic:g}", f"{test.p_value:.2g}")
         mean = statistics.mean_over_clients(gains)
-        worse = 100 * statistics.share_worse(*pair, named.direction)
-        compared = statistics.num_tested(gains)
-        table.append(
-            [
-                s.label,
-                compared,
-                f"{mean:+.2f}" if named.is_fraction else f"{mean:+.4g}",
-                f"{worse:.1f} %",
-                test.pairs,
-                test.zeros,
-                w,
-                p,
-            ]
-        )
+        gain = f"{mean:+.2f}" if named.is_fraction else f"{mean:+.4g}"
+        worse = f"{100 * statistics.share_worse(*pair, named.direction):.1f} %"
+        table.append([s.label, statistics.num_tested(gains), gain, worse, test.pairs, test.zeros, w, p])
     head = ["algorithm", "clients", "mean gain", "clients worse", "pairs", "equal", "W+", "p"]
     caption = (
         f"Against {other.label}, client by client ({_several(other.score)} averaged over the seeds), "
