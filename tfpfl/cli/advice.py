@@ -16,7 +16,6 @@ from tfpfl.cli.options import allow_code_of, allow_code_option
     "--split",
     type=OneOf(["validation", "test"]),
     default="validation",
-    show_default=True,
     help="The held-out examples of each client that the two heads are compared on.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all numbers as JSON instead of a table.")

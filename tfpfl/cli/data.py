@@ -53,7 +53,6 @@ table_options = [
         "--test-fraction",
         type=float,
         default=0.25,
-        show_default=True,
         help="With --from: the fraction of each client's examples that is set aside for test, if there is no --split.",
     ),
     _table_option(
@@ -81,9 +80,7 @@ def _all_have_validation(table: str, client: str, split: str) -> bool:
 @click.argument("out", type=click.Path(path_type=Path))
 @with_options(data_options)
 @with_options(table_options)
-@click.option(
-    "--seed", default=0, show_default=True, help="Seed of the partition of the data, unless --data-seed is given."
-)
+@click.option("--seed", default=0, help="Seed of the partition of the data, unless --data-seed is given.")
 def partition(
     out, seed, allow_download, table, client, labels, targets, features, split, test_fraction, compact_labels, **kw
 ):

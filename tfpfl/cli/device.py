@@ -23,7 +23,6 @@ def _of_the_server(patience: float):
         "--patience",
         type=POSITIVE,
         default=patience,
-        show_default=True,
         help="Seconds for which a server that does not answer is asked again.",
     )
     trusted = click.option(
@@ -56,7 +55,6 @@ def _of_the_server(patience: float):
     "--runtime",
     type=click.Choice(["litert", "tf"]),
     default="litert",
-    show_default=True,
     help="What computes the visits: the exported program on LiteRT (PFLEGO), or for other methods TensorFlow.",
 )
 def device(runtime, **given):

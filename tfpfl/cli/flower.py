@@ -28,18 +28,13 @@ FLOWER = {  # heading of the help -> options
     "--deadline",
     type=POSITIVE,
     default=600.0,
-    show_default=True,
     help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
 )
 @quorum_option
 @payload_option
 @click.option("--max-norm", type=POSITIVE, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
 @click.option(
-    "--patience",
-    type=POSITIVE,
-    default=120.0,
-    show_default=True,
-    help="Seconds after which a node that has not answered is asked again.",
+    "--patience", type=POSITIVE, default=120.0, help="Seconds after which a node that has not answered is asked again."
 )
 @click.option(
     "--data-for-devices",

@@ -134,7 +134,10 @@ class Commands(Group):
     }
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+)
 @click.version_option(package_name="tfpfl")
 def main():
     """tfpfl: personalized federated learning on TensorFlow Federated and Keras.

@@ -24,14 +24,12 @@ quorum_option = click.option(
     "--quorum",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.6,
-    show_default=True,
     help="The part of the invited clients that must have come for a round to end at its deadline.",
 )
 payload_option = click.option(
     "--payload",
     type=click.Choice(["float32", "int8"]),
     default="float32",
-    show_default=True,
     help="How devices send gradients; int8 is smaller and less exact.",
 )
 
@@ -51,12 +49,11 @@ class Buffer(click.ParamType):
 
 @main.command(cls=SectionedCommand, headings=SERVE)
 @click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--host", default="127.0.0.1", help="The address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8443,
-    show_default=True,
     help="The TCP port that the server listens on; 0 takes any that is free.",
 )
 @click.option(
@@ -75,7 +72,6 @@ class Buffer(click.ParamType):
     "--deadline",
     type=POSITIVE,
     default=60.0,
-    show_default=True,
     help="Seconds from the invitation to the end of a round, and for the scores of an evaluated one.",
 )
 @quorum_option
@@ -83,7 +79,6 @@ class Buffer(click.ParamType):
     "--wait-for",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     help="Number of clients that must have joined before a round opens.",
 )
 @click.option("--max-norm", type=POSITIVE, help="Refuse a gradient with a larger L2 norm. Default: no limit.")
@@ -120,17 +115,12 @@ class Buffer(click.ParamType):
     help="With --secure: seconds that devices have for each of the three messages after a visit.  [default: 20]",
 )
 @click.option(
-    "--joins",
-    type=click.IntRange(1),
-    default=30,
-    show_default=True,
-    help="Number of devices that may join from one address in a minute.",
+    "--joins", type=click.IntRange(1), default=30, help="Number of devices that may join from one address in a minute."
 )
 @click.option(
     "--most-examples",
     type=click.IntRange(1),
     default=100_000,
-    show_default=True,
     help="In a run on places: refuse a device that says that it has more training examples than this.",
 )
 @click.option(
@@ -232,11 +222,10 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
     "--dtype",
     type=click.Choice(["uint8", "int32", "float32"]),
     default="uint8",
-    show_default=True,
     help="The numbers of an example before a device preprocesses it.",
 )
 @click.option("--scale", type=float, help="Devices multiply examples by this. Default: 1/255 of uint8, 1 of others.")
-@click.option("--shift", type=float, default=0.0, show_default=True, help="Devices then add this to all numbers.")
+@click.option("--shift", type=float, default=0.0, help="Devices then add this to all numbers.")
 def places(out, clients, shape, classes, **how):
     """Make places for devices whose data nobody has.
 
@@ -287,16 +276,11 @@ def replay(folder, allow_code):
     "--out",
     type=click.Path(path_type=Path),
     default=Path("runs/demo-live"),
-    show_default=True,
     help="The run folder to make; an earlier demo of this command in it is replaced.",
 )
-@click.option(
-    "--clients", default=4, show_default=True, type=click.IntRange(2, 20), help="Number of devices that take part."
-)
-@click.option(
-    "--rounds", default=20, show_default=True, type=click.IntRange(1), help="Number of rounds of communication."
-)
-@click.option("--seed", default=0, show_default=True, help="Seed of the data's partition, the weights and the rounds.")
+@click.option("--clients", default=4, type=click.IntRange(2, 20), help="Number of devices that take part.")
+@click.option("--rounds", default=20, type=click.IntRange(1), help="Number of rounds of communication.")
+@click.option("--seed", default=0, help="Seed of the data's partition, the weights and the rounds.")
 def demo_live(out, clients, rounds, seed):
     """Train PFLEGO with devices on this machine.
 

@@ -22,13 +22,7 @@ ssh -N -L {port}:127.0.0.1:{port} {host}"""
 
 
 @main.command()
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=10000,
-    show_default=True,
-    help="The TCP port that the worker listens on.",
-)
+@click.option("--port", type=click.IntRange(1, 65535), default=10000, help="The TCP port that the worker listens on.")
 @click.option(
     "--concurrency",
     type=click.IntRange(1),

@@ -106,7 +106,6 @@ def config_option(name: str):
         multiple=option.multiple,
         is_flag=option.type is bool or None,
         help=with_names(option.help, option.known) if option.known else option.help,
-        show_default=True,
     )
 
 
@@ -256,7 +255,6 @@ processes_option = click.option(
     "--processes",
     type=click.IntRange(1),
     default=1,
-    show_default=True,
     metavar="N",
     help="Number of runs at the same time. The results do not depend on it; seconds per round do.",
 )

@@ -17,7 +17,7 @@ from tfpfl.cli.layout import SectionedCommand
     },
 )
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--dataset", default="omniglot", show_default=True, help="The data set, see `tfpfl datasets`.")
+@click.option("--dataset", default="omniglot", help="The data set, see `tfpfl datasets`.")
 @click.option(
     "--only-classes",
     metavar="CLASSES",
@@ -27,33 +27,22 @@ from tfpfl.cli.layout import SectionedCommand
 @click.option(
     "--network",
     default="omniglot_4conv",
-    show_default=True,
     help="A network of tfpfl, see `tfpfl run --help`, FILE.keras, whose weights are the first ones, or "
     "FILE.py:FUNCTION, a function that gives a Keras model.",
 )
-@click.option(
-    "--epochs",
-    type=click.IntRange(1),
-    default=10,
-    show_default=True,
-    help="Number of passes over the training examples.",
-)
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Number of examples in a step of Adam."
-)
-@click.option("--rate", type=float, default=1e-3, show_default=True, help="Learning rate of the optimizer, Adam.")
+@click.option("--epochs", type=click.IntRange(1), default=10, help="Number of passes over the training examples.")
+@click.option("--batch-size", type=click.IntRange(1), default=64, help="Number of examples in a step of Adam.")
+@click.option("--rate", type=float, default=1e-3, help="Learning rate of the optimizer, Adam.")
 @click.option(
     "--validation",
     type=float,
     default=0.1,
-    show_default=True,
     help="Fraction of the training examples of each class that is set aside, to choose the best epoch.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="Seed of the first weights, of the validation examples and of the order of examples.",
 )
 @click.option("--allow-download", is_flag=True, help="Let TensorFlow Datasets download the data set.")

@@ -26,7 +26,6 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     "--scale",
     type=OneOf(["smoke", "laptop", "full"]),
     default="laptop",
-    show_default=True,
     help="How many rounds and seeds: smoke is the least, full is as in the paper. The list that `tfpfl reproduce` "
     "prints shows the numbers.",
 )
@@ -42,7 +41,6 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     "--first-seed",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="The first of the seeds, so that several machines can have different ones.",
 )
 @click.option("--minutes", type=float, help="Start no further cell after this many minutes. Default: no limit.")
@@ -50,7 +48,6 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     "--out",
     type=click.Path(path_type=Path),
     default=Path("runs/reproduce"),
-    show_default=True,
     help="The folder for the run folders and the ledger.",
 )
 @click.option(

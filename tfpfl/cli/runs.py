@@ -209,14 +209,11 @@ def evaluate(folder, allow_code):
     headings={"Adaptation": ("epochs", "protocol", "eta", "batch_size"), "Results": ("split", "csv_file", "picture")},
 )
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUNS...")
-@click.option(
-    "--epochs", default=20, show_default=True, help="Number of passes over its training examples that a client adapts."
-)
+@click.option("--epochs", default=20, help="Number of passes over its training examples that a client adapts.")
 @click.option(
     "--protocol",
     type=OneOf(["own", "global"]),
     default="own",
-    show_default=True,
     help="How a client adapts. own: as its method does it. global: SGD with momentum 0.9 from the global model, the "
     "same for all methods; with mini-batches the momentum starts at 0 in every epoch.",
 )
@@ -228,7 +225,6 @@ def evaluate(folder, allow_code):
     "--split",
     type=OneOf(["test", "validation", "train"]),
     default="test",
-    show_default=True,
     help="The examples of each client that score and loss are measured on.",
 )
 @click.option(
@@ -299,18 +295,14 @@ DEMO_SETTINGS: dict[str, dict] = {"pflego": {"beta": 0.1, "rho": 0.01}, "fedavg"
     "--out",
     type=click.Path(path_type=Path),
     default=Path("runs/demo"),
-    show_default=True,
     help="The folder for the run folders; an earlier demo in it is replaced.",
 )
-@click.option("--rounds", default=40, show_default=True, help="Number of communication rounds to train each method.")
-@click.option(
-    "--seed", default=0, show_default=True, help="Seed of the data's partition, the weights and the clients in a round."
-)
+@click.option("--rounds", default=40, help="Number of communication rounds to train each method.")
+@click.option("--seed", default=0, help="Seed of the data's partition, the weights and the clients in a round.")
 @click.option(
     "--engine",
     type=OneOf(["tff", "local"]),
     default="tff",
-    show_default=True,
     help="What computes the rounds: TensorFlow Federated, or this process.",
 )
 def demo(out, rounds, seed, engine):

@@ -45,7 +45,6 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
 @click.option(
     "--seeds",
     default="0",
-    show_default=True,
     metavar="S,T,...",
     help="Seeds of the runs to train; each method is trained once with each seed. All seeds have one split of the "
     "data: that of --data-seed, or else that of the first seed.",
@@ -62,7 +61,6 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
     "--protocol",
     type=Names(PROTOCOLS),
     default="EV-all",
-    show_default=True,
     help=with_names(
         "The evaluation protocol: which clients count, when, and how their scores are averaged. See docs/protocols.md.",
         PROTOCOLS,
@@ -72,7 +70,6 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
     "--pairs",
     type=OneOf(["seen", "all"]),
     default="seen",
-    show_default=True,
     help="The clients that gains and tests compare one by one. seen: those that had taken part in the runs of both "
     "methods. all: also those that never took part.",
 )
@@ -80,7 +77,6 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
     "--out",
     type=click.Path(path_type=Path),
     default=Path("runs/compare"),
-    show_default=True,
     help="The folder for the run folders of --algorithms.",
 )
 @click.option(
@@ -92,7 +88,6 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
 @click.option(
     "--columns",
     default="score,EV-local",
-    show_default=True,
     metavar="A,B,...",
     help="The columns of FILE.tex, with score for the accuracy, or what the score is called; FILE.csv has all of them, "
     "with their names.",
@@ -209,23 +204,19 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
     metavar="NAME=LOW:HIGH",
     help="A range of a hyperparameter to draw values from, uniformly on the logarithmic scale; may be repeated.",
 )
-@click.option(
-    "--draws", type=click.IntRange(1), default=8, show_default=True, help="Number of settings that --random draws."
-)
+@click.option("--draws", type=click.IntRange(1), default=8, help="Number of settings that --random draws.")
 @click.option(
     "--halving",
     default=1,
-    show_default=True,
     metavar="K",
     help="Successive halving: after every stage keep the best 1/K of the settings and train them K times longer. "
     "1: off.",
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the runs and of the values that --random draws.")
+@click.option("--seed", default=0, help="Seed of the runs and of the values that --random draws.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("runs/sweep"),
-    show_default=True,
     help="The folder for the run folders, one for each setting.",
 )
 @run_options(SEARCH_NAMES)
@@ -305,13 +296,7 @@ def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code
 
 @main.command()
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("report.html"),
-    show_default=True,
-    help="The HTML file to write.",
-)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("report.html"), help="The HTML file to write.")
 @click.option("--title", help="The heading of the page. Default: the names of the methods and of the data set.")
 @click.option(
     "--baseline",

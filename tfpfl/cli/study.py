@@ -26,7 +26,6 @@ def names_in(text: str) -> tuple[str, ...]:
 @click.option(
     "--columns",
     default="score",
-    show_default=True,
     metavar="A,B,...",
     help="The columns of table.md and table.tex for each data set: score, and others by the names that `tfpfl compare "
     "--write FILE.csv` writes.",

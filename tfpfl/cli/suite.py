@@ -14,7 +14,6 @@ from tfpfl.cli.options import processes_option
     "--out",
     type=click.Path(path_type=Path),
     default=Path("runs/suite"),
-    show_default=True,
     help="The folder of the suite: run folders, suite.html and suite.md.",
 )
 @click.option(
