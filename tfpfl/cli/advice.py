@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import OneOf
+from tfpfl.cli.layout import PATH, OneOf
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 
 @main.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option(
     "--split",
     type=OneOf(["validation", "test"]),

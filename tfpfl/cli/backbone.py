@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import OneOf
+from tfpfl.cli.layout import PATH, OneOf
 
 
 @main.command()
 @click.argument("name", type=OneOf(["speech_embedding"]), metavar="NAME")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 def backbone(name: str, out: Path) -> None:
     """Write the backbone NAME, which others have trained.
 

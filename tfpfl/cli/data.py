@@ -2,13 +2,12 @@
 
 import os
 from functools import partial
-from pathlib import Path
 
 import click
 
 from tfpfl.cli.given import data_arguments, options_given, refuse_other_data
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import OneOf, SectionOption
+from tfpfl.cli.layout import PATH, OneOf, SectionOption
 from tfpfl.cli.options import RunCommand, data_options, hyperparameter_texts, scalar_type, with_options
 
 _table_option = partial(click.option, cls=SectionOption, section="A table of your own")
@@ -77,7 +76,7 @@ def _all_have_validation(table: str, client: str, split: str) -> bool:
 
 
 @main.command(cls=RunCommand)
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 @with_options(data_options)
 @with_options(table_options)
 @click.option("--seed", default=0, help="Seed of the partition of the data, unless --data-seed is given.")
@@ -228,12 +227,7 @@ def algorithms(name):
 
 @main.command()
 @click.argument("names", nargs=-1)
-@click.option(
-    "--run",
-    "folder",
-    type=click.Path(path_type=Path),
-    help="Print the works behind everything that the run in this folder used.",
-)
+@click.option("--run", "folder", type=PATH, help="Print the works behind everything that the run in this folder used.")
 def cite(names, folder):
     """Print the BibTeX entries to cite.
 

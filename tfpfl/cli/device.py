@@ -1,14 +1,12 @@
 """The commands device and watch, which speak to the server of live rounds."""
 
-from pathlib import Path
-
 import click
 
 from tfpfl.checks import InvalidArgument, Unavailable, check_address_space
 from tfpfl.cli.ending import Ended
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import POSITIVE, SectionedCommand
+from tfpfl.cli.layout import PATH, POSITIVE, SectionedCommand
 
 DEVICE = {  # heading of the help -> options
     "The device": ("data", "state", "token", "runtime"),
@@ -25,23 +23,16 @@ def _of_the_server(patience: float):
         default=patience,
         help="Seconds for which a server that does not answer is asked again.",
     )
-    trusted = click.option(
-        "--ca", type=click.Path(path_type=Path), help="The certificate that the server's must be signed by."
-    )
+    trusted = click.option("--ca", type=PATH, help="The certificate that the server's must be signed by.")
     return lambda command: asked(trusted(command))
 
 
 @main.command(cls=SectionedCommand, headings=DEVICE)
 @click.argument("url")
 @click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The folder with train.npz, and perhaps validation.npz and test.npz.",
+    "--data", type=PATH, required=True, help="The folder with train.npz, and perhaps validation.npz and test.npz."
 )
-@click.option(
-    "--state", type=click.Path(path_type=Path), required=True, help="Where the device keeps its key, bundle and head."
-)
+@click.option("--state", type=PATH, required=True, help="Where the device keeps its key, bundle and head.")
 @click.option("--token", help="The enrolment token, at the first start. Default: $TFPFL_TOKEN.")
 @click.option(
     "--most",
@@ -80,9 +71,7 @@ def device(runtime, **given):
 @main.command()
 @click.argument("url")
 @click.option(
-    "--run",
-    type=click.Path(path_type=Path),
-    help="The run folder, where this is the server's machine: the operator's token is read from it.",
+    "--run", type=PATH, help="The run folder, where this is the server's machine: the operator's token is read from it."
 )
 @click.option(
     "--token",

@@ -1,12 +1,10 @@
 """The command flower: writes a Flower app that runs the rounds of a run on Flower's nodes."""
 
-from pathlib import Path
-
 import click
 
 from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import POSITIVE, SectionedCommand
+from tfpfl.cli.layout import PATH, POSITIVE, SectionedCommand
 from tfpfl.cli.live import payload_option, quorum_option
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
@@ -17,8 +15,8 @@ FLOWER = {  # heading of the help -> options
 
 
 @main.command(cls=SectionedCommand, headings=FLOWER)
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The new folder for the files of the app.")
+@click.argument("folder", metavar="RUN", type=PATH)
+@click.option("--out", type=PATH, required=True, help="The new folder for the files of the app.")
 @click.option(
     "--wait-for",
     type=click.IntRange(1),
@@ -37,9 +35,7 @@ FLOWER = {  # heading of the help -> options
     "--patience", type=POSITIVE, default=120.0, help="Seconds after which a node that has not answered is asked again."
 )
 @click.option(
-    "--data-for-devices",
-    type=click.Path(path_type=Path),
-    help="Write the examples of each client into a folder of its own in PATH.",
+    "--data-for-devices", type=PATH, help="Write the examples of each client into a folder of its own in PATH."
 )
 @allow_code_option
 def flower(folder, out, wait_for, patience, data_for_devices, allow_code, **rules):

@@ -1,6 +1,7 @@
 """How the help of a command is laid out: options under headings, and the names that an option knows."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -8,6 +9,7 @@ from click.shell_completion import CompletionItem
 
 from tfpfl.checks import unknown
 
+PATH = click.Path(path_type=Path)  # the type of options that are files or folders
 POSITIVE = click.FloatRange(0, 1e6, min_open=True)  # the type of options that are seconds or norms
 
 

@@ -10,7 +10,7 @@ from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.ending import resumable
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import POSITIVE, SectionedCommand
+from tfpfl.cli.layout import PATH, POSITIVE, SectionedCommand
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 SERVE = {  # heading of the help -> options
@@ -48,7 +48,7 @@ class Buffer(click.ParamType):
 
 
 @main.command(cls=SectionedCommand, headings=SERVE)
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="RUN", type=PATH)
 @click.option("--host", default="127.0.0.1", help="The address to listen on.")
 @click.option(
     "--port",
@@ -139,13 +139,11 @@ class Buffer(click.ParamType):
 )
 @click.option("--rounds", type=click.IntRange(1), help="A new total number of rounds. Default: that of the run.")
 @click.option(
-    "--data-for-devices",
-    type=click.Path(path_type=Path),
-    help="Write the examples of each client into a folder of its own in PATH.",
+    "--data-for-devices", type=PATH, help="Write the examples of each client into a folder of its own in PATH."
 )
 @click.option(
     "--web",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     help="Also serve the page with which browser tabs join: web/dist, or what python -m tflite_export web wrote.",
 )
@@ -214,7 +212,7 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
 
 
 @main.command()
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 @click.option("--clients", type=click.IntRange(1), required=True, help="Largest number of devices that can join a run.")
 @click.option("--shape", required=True, metavar="AxBxC", help="The shape of an example, such as 28x28x1 for an image.")
 @click.option("--classes", required=True, metavar="C|A,B,...", help="How many classes there are, or all their names.")
@@ -245,7 +243,7 @@ def places(out, clients, shape, classes, **how):
 
 
 @main.command()
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="RUN", type=PATH)
 @allow_code_option
 def replay(folder, allow_code):
     """Compute the asynchronous rounds of RUN again from their log.
@@ -274,7 +272,7 @@ def replay(folder, allow_code):
 @main.command("demo-live")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("runs/demo-live"),
     help="The run folder to make; an earlier demo of this command in it is replaced.",
 )

@@ -4,12 +4,12 @@ import errno
 import os
 import socket
 import time
-from pathlib import Path
 
 import click
 
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import PATH
 
 OPEN = """\
 Port {port} has no password and no encryption, and it is open on every address of this machine. Whoever reaches it can
@@ -35,7 +35,7 @@ ssh -N -L {port}:127.0.0.1:{port} {host}"""
 )
 @click.option(
     "--log",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File that the worker writes its messages to. Default: a temporary file, deleted when you end the worker.",
 )
 def worker(port, concurrency, isolate, log):

@@ -6,6 +6,7 @@ import click
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import PATH
 from tfpfl.cli.options import allow_code_of, allow_code_option
 
 SHOWN = 20  # examples that are printed if there is no --out
@@ -19,13 +20,13 @@ _decoded = click.option(
 
 
 @main.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option("--client", help="The client whose model is written: its number, from 0, or its name.")
-@click.option("--out", type=click.Path(path_type=Path), help="The file to write, FILE.keras. Default: client_ID.keras.")
+@click.option("--out", type=PATH, help="The file to write, FILE.keras. Default: client_ID.keras.")
 @click.option(
     "--all",
     "folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write the models of all clients to this new folder, as client_ID.keras. It replaces --client and --out.",
 )
 @click.option("--logits", is_flag=True, help="The model shall give logits. Default: probabilities of the classes.")
@@ -67,19 +68,19 @@ def model(run, client, out, folder, logits, decoded, allow_code):
 
 
 @main.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option("--client", required=True, help="The client whose model predicts: its number, from 0, or its name.")
 @click.option(
     "--input",
     "file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="The examples: .npy, an array [N, ...]; .npz, with an array x and perhaps labels y; .csv or .parquet, one "
     "example in each row, with the columns that `tfpfl partition --from` read; or a picture, .png or .jpg.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write the probabilities of all classes to this CSV file. Default: only the most probable class is printed.",
 )
 @_decoded

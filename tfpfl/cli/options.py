@@ -12,7 +12,7 @@ from typing import Any, get_args
 import click
 
 from tfpfl.checks import InvalidArgument, unknown
-from tfpfl.cli.layout import Names, OneOf, OrNone, SectionedCommand, SectionOption, with_names
+from tfpfl.cli.layout import PATH, Names, OneOf, OrNone, SectionedCommand, SectionOption, with_names
 from tfpfl.runs.files import check_place
 from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
 
@@ -33,6 +33,9 @@ class Picture(click.Path):
         if path.suffix and path.suffix[1:].lower() not in kinds:
             self.fail(f"{path} cannot be drawn: a picture is written as .{', .'.join(kinds)}", param, ctx)
         return path if path.suffix else path.with_name(f"{path.name}.png")  # what matplotlib would write
+
+
+PICTURE = Picture(path_type=Path)
 
 
 class RunCommand(SectionedCommand):
@@ -101,7 +104,7 @@ def config_option(name: str):
         option.name,
         cls=ConfigOption,
         section=_section_of(option),
-        type=click.Path(path_type=Path) if kind is Path else kind,
+        type=PATH if kind is Path else kind,
         metavar=option.metavar,
         multiple=option.multiple,
         is_flag=option.type is bool or None,

@@ -1,12 +1,10 @@
 """The command pretrain, which trains a backbone on some classes of a data set."""
 
-from pathlib import Path
-
 import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import SectionedCommand
+from tfpfl.cli.layout import PATH, SectionedCommand
 
 
 @main.command(
@@ -16,7 +14,7 @@ from tfpfl.cli.layout import SectionedCommand
         "Training": ("network", "epochs", "batch_size", "rate", "seed"),
     },
 )
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=PATH)
 @click.option("--dataset", default="omniglot", help="The data set, see `tfpfl datasets`.")
 @click.option(
     "--only-classes",

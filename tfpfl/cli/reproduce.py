@@ -8,8 +8,8 @@ import click
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import OneOf, SectionedCommand
-from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, download_option
+from tfpfl.cli.layout import PATH, OneOf, SectionedCommand
+from tfpfl.cli.options import PICTURE, allow_code_of, allow_code_option, download_option
 
 
 @main.command(
@@ -44,27 +44,18 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     help="The first of the seeds, so that several machines can have different ones.",
 )
 @click.option("--minutes", type=float, help="Start no further cell after this many minutes. Default: no limit.")
+@click.option("--out", type=PATH, default=Path("runs/reproduce"), help="The folder for the run folders and the ledger.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("runs/reproduce"),
-    help="The folder for the run folders and the ledger.",
-)
-@click.option(
-    "--ledger",
-    type=click.Path(path_type=Path),
-    help="The file that keeps the results of all experiments. Default: ledger.json in OUT.",
+    "--ledger", type=PATH, help="The file that keeps the results of all experiments. Default: ledger.json in OUT."
 )
 @click.option(
     "--add",
-    type=click.Path(path_type=Path),
+    type=PATH,
     multiple=True,
     help="Add the results of this ledger too, such as that of another machine; may be repeated. Where both have a "
     "result, that with more rounds stays. Default: none.",
 )
-@click.option(
-    "--plot", type=Picture(path_type=Path), help="Draw the results of NAME into this picture file. Default: no file."
-)
+@click.option("--plot", type=PICTURE, help="Draw the results of NAME into this picture file. Default: no file.")
 @click.option(
     "--over",
     type=OneOf(["rounds", "seconds", "flops", "bytes"]),
@@ -72,15 +63,13 @@ from tfpfl.cli.options import Picture, allow_code_of, allow_code_option, downloa
     help="With --plot: what the curves are drawn over; may be repeated. Default: rounds.",
 )
 @click.option(
-    "--write",
-    type=click.Path(path_type=Path),
-    help="Write the results of all experiments to this Markdown file. Default: no file.",
+    "--write", type=PATH, help="Write the results of all experiments to this Markdown file. Default: no file."
 )
 @click.option("--no-run", is_flag=True, help="Run nothing; only show the results that the ledger has.")
 @download_option
 @click.option(
     "--federation",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder of a federation. The methods of the table are trained on it with the paper's hyperparameters; their "
     "numbers are not compared with the paper's. Not for figures. Default: the paper's data.",
 )

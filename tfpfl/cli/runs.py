@@ -12,9 +12,9 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.cli.ending import resumable
 from tfpfl.cli.given import data_arguments, hyperparameters_of, options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import OneOf, SectionedCommand
+from tfpfl.cli.layout import PATH, OneOf, SectionedCommand
 from tfpfl.cli.options import (
-    Picture,
+    PICTURE,
     RunCommand,
     allow_code_of,
     allow_code_option,
@@ -34,9 +34,7 @@ from tfpfl.runs.options import DATA_NAMES, OPTIONS
 @with_options([*map(config_option, OPTIONS), allow_code_option, download_option, *machine_options])
 @with_options([log_option, log_tables_option])
 @click.option("--create-only", is_flag=True, help="Make the run folder and train nothing yet, for tfpfl serve.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED."
-)
+@click.option("--out", type=PATH, help="The run folder to make. Default: runs/ALGORITHM-DATASET-sSEED.")
 def run(out, create_only, allow_code, allow_download, workers, address, deadline, isolate, logs, log_tables, **kw):
     """Train a method and write a run folder.
 
@@ -147,7 +145,7 @@ def _print_stop(run):
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.option(
     "--rounds",
     type=int,
@@ -175,7 +173,7 @@ def resume(folder, rounds, allow_code, logs, log_tables, **where):
 
 
 @main.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @allow_code_option
 def evaluate(folder, allow_code):
     """Evaluate all clients of the run in FOLDER. Prints this, then the results from during the run."""
@@ -208,7 +206,7 @@ def evaluate(folder, allow_code):
     cls=SectionedCommand,
     headings={"Adaptation": ("epochs", "protocol", "eta", "batch_size"), "Results": ("split", "csv_file", "picture")},
 )
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUNS...")
+@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUNS...")
 @click.option("--epochs", default=20, help="Number of passes over its training examples that a client adapts.")
 @click.option(
     "--protocol",
@@ -230,14 +228,11 @@ def evaluate(folder, allow_code):
 @click.option(
     "--csv",
     "csv_file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write the scores of every client and epoch to this CSV file. Default: no file.",
 )
 @click.option(
-    "--plot",
-    "picture",
-    type=Picture(path_type=Path),
-    help="Draw the mean score over epochs into this picture file. Default: no file.",
+    "--plot", "picture", type=PICTURE, help="Draw the mean score over epochs into this picture file. Default: no file."
 )
 @allow_code_option
 def new_clients(runs, csv_file, picture, allow_code, **how):
@@ -293,7 +288,7 @@ DEMO_SETTINGS: dict[str, dict] = {"pflego": {"beta": 0.1, "rho": 0.01}, "fedavg"
 @main.command()
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("runs/demo"),
     help="The folder for the run folders; an earlier demo in it is replaced.",
 )

@@ -9,8 +9,8 @@ import click
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.given import data_arguments, hyperparameters_of, options_given, value_of
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import Names, OneOf, with_names
-from tfpfl.cli.options import RUN_NAMES, SEARCH_NAMES, Picture, RunCommand, allow_code_of, config_option, run_options
+from tfpfl.cli.layout import PATH, Names, OneOf, with_names
+from tfpfl.cli.options import PICTURE, RUN_NAMES, SEARCH_NAMES, RunCommand, allow_code_of, config_option, run_options
 from tfpfl.cli.study import names_in
 from tfpfl.runs.options import DATA_NAMES, METHODS
 
@@ -31,7 +31,7 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
         "Results": ("protocol", "pairs", "write", "columns", "plot"),
     },
 )
-@click.argument("folders", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
+@click.argument("folders", nargs=-1, type=PATH, metavar="[RUN]...")
 @click.option(
     "--algorithms",
     type=Names(METHODS, many=True),
@@ -73,16 +73,11 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
     help="The clients that gains and tests compare one by one. seen: those that had taken part in the runs of both "
     "methods. all: also those that never took part.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("runs/compare"),
-    help="The folder for the run folders of --algorithms.",
-)
+@click.option("--out", type=PATH, default=Path("runs/compare"), help="The folder for the run folders of --algorithms.")
 @click.option(
     "--write",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write the table to a file: FILE.csv, FILE.md or FILE.tex; may be repeated. Default: no file.",
 )
 @click.option(
@@ -94,7 +89,7 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
 )
 @click.option(
     "--plot",
-    type=Picture(path_type=Path),
+    type=PICTURE,
     help="Draw the score over rounds, with the model, clients and mean of --protocol and bands over seeds, into this "
     "picture file. Default: no file.",
 )
@@ -214,10 +209,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
 )
 @click.option("--seed", default=0, help="Seed of the runs and of the values that --random draws.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("runs/sweep"),
-    help="The folder for the run folders, one for each setting.",
+    "--out", type=PATH, default=Path("runs/sweep"), help="The folder for the run folders, one for each setting."
 )
 @run_options(SEARCH_NAMES)
 def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code, allow_download, **kw):
@@ -295,8 +287,8 @@ def sweep(algorithm, preset, grid, random, draws, halving, seed, out, allow_code
 
 
 @main.command()
-@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path("report.html"), help="The HTML file to write.")
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.option("--out", type=PATH, default=Path("report.html"), help="The HTML file to write.")
 @click.option("--title", help="The heading of the page. Default: the names of the methods and of the data set.")
 @click.option(
     "--baseline",

@@ -7,6 +7,7 @@ import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import PATH
 from tfpfl.cli.options import allow_code_of, allow_code_option, download_option, processes_option
 
 
@@ -16,10 +17,10 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 @main.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The folder of the study: run folders, tables and a log. Default: runs/study-NAME for NAME.toml.",
 )
 @processes_option

@@ -6,13 +6,14 @@ import click
 
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.group import main
+from tfpfl.cli.layout import PATH
 from tfpfl.cli.options import processes_option
 
 
 @main.command()
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("runs/suite"),
     help="The folder of the suite: run folders, suite.html and suite.md.",
 )
