@@ -15,7 +15,7 @@ from tfpfl.data.partitioners import GROUP_PRESETS
 from tfpfl.runs import statistics
 from tfpfl.runs.protocols import protocol
 from tfpfl.studies.plots import style
-from tfpfl.studies.plots.style import STYLE, TICKS
+from tfpfl.studies.plots.style import STYLE, TICKS, in_style
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import clients
 
@@ -75,26 +75,26 @@ def numbers(data: dict) -> dict:
     return told
 
 
+@in_style
 def draw(data: dict) -> Figure:
     """Draws a column of panels for each data set: boxes of the clients' accuracies, and heat maps below."""
     methods = max(len(found["accuracy"]) for found in data.values())
     maps = list(dict.fromkeys(m for found in data.values() for m in found["attention"]))
     heights = [1.3 + 0.3 * methods, *([3.4] * len(maps))]
     width = STYLE["figure.figsize"][0]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width * len(data), sum(heights)), layout="constrained")
-        panels = figure.subplots(len(heights), len(data), squeeze=False, height_ratios=heights)
-        for place, (column, found) in enumerate(data.items()):
-            _boxes(panels[0, place], found["accuracy"])
-            panels[0, place].set_title(column)
-            for axes, method in zip(panels[1:, place], maps, strict=True):
-                if method not in found["attention"]:
-                    axes.set_axis_off()
-                    continue
-                image = _weights(axes, found["attention"][method], found["sizes"])
-                rounds = found["rounds"][method]
-                axes.set_title(f"{get_method(method).title}, after {rounds} round{'s' * (rounds > 1)}")
-                figure.colorbar(image, ax=axes, label="weight of j's model for i").ax.tick_params(labelsize=TICKS)
+    figure = Figure(figsize=(width * len(data), sum(heights)), layout="constrained")
+    panels = figure.subplots(len(heights), len(data), squeeze=False, height_ratios=heights)
+    for place, (column, found) in enumerate(data.items()):
+        _boxes(panels[0, place], found["accuracy"])
+        panels[0, place].set_title(column)
+        for axes, method in zip(panels[1:, place], maps, strict=True):
+            if method not in found["attention"]:
+                axes.set_axis_off()
+                continue
+            image = _weights(axes, found["attention"][method], found["sizes"])
+            rounds = found["rounds"][method]
+            axes.set_title(f"{get_method(method).title}, after {rounds} round{'s' * (rounds > 1)}")
+            figure.colorbar(image, ax=axes, label="weight of j's model for i").ax.tick_params(labelsize=TICKS)
     return figure
 
 

@@ -8,7 +8,6 @@ I clients in every step, so only a simulation can do it. PGFed itself uses the o
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import matplotlib
 import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
@@ -23,7 +22,7 @@ from tfpfl.models.losses import client_loss
 from tfpfl.runs import statistics
 from tfpfl.runs.run import Run
 from tfpfl.studies.new_clients import fine_tuning
-from tfpfl.studies.plots.style import PALETTE, STYLE, TICKS
+from tfpfl.studies.plots.style import PALETTE, STYLE, TICKS, in_style
 
 STEPS = 6
 # The paper gives neither number. mu is the one in the authors' commands for PGFed. The rate was tried on the
@@ -157,32 +156,32 @@ def numbers(data: dict) -> dict:
     return means | {"clients that fine-tuned": {"value": len(found["explicit"])}}
 
 
+@in_style
 def draw(data: dict) -> Figure:
     """Draws the mean test accuracy by step with its 95 % interval; below, a histogram of single clients' gains."""
     found = curves(data)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(STYLE["figure.figsize"][0], 4.6), layout="constrained")
-        above, below = figure.subplots(2, 1, height_ratios=[1.2, 1])
-        gains = [values[:, -1] - values[:, 0] for values in found.values()]
-        for kind, values in found.items():
-            color, line, marker = KINDS[kind]
-            mean = values.mean(0)
-            half = np.array([statistics.ci95(column) for column in values.T])
-            above.plot(range(len(mean)), mean, label=kind, color=color, linestyle=line, marker=marker)
-            above.fill_between(range(len(mean)), mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
-        edges = np.histogram_bin_edges(np.concatenate(gains), bins=min(15, max(4, len(gains[0]) // 2)))
-        colors = [KINDS[kind][0] for kind in found]
-        _, _, bars = below.hist(gains, edges, color=colors, label=list(found))
-        for patch in bars[1]:
-            patch.set_hatch("////")
-            patch.set_edgecolor("white")
-        below.axvline(0, color="black", linewidth=0.8)
-        for axes in (above, below):
-            axes.tick_params(labelsize=TICKS)
-        above.set(xlabel="step", ylabel="test accuracy (%)")
-        above.set_title(f"Fine-tuning FedAvg's model: {len(gains[0])} clients, after {data['rounds']} rounds")
-        above.legend()
-        below.set(xlabel=f"a client's gain in {data['steps']} steps (points)", ylabel="clients")
-        below.yaxis.get_major_locator().set_params(integer=True)
-        below.legend()
+    figure = Figure(figsize=(STYLE["figure.figsize"][0], 4.6), layout="constrained")
+    above, below = figure.subplots(2, 1, height_ratios=[1.2, 1])
+    gains = [values[:, -1] - values[:, 0] for values in found.values()]
+    for kind, values in found.items():
+        color, line, marker = KINDS[kind]
+        mean = values.mean(0)
+        half = np.array([statistics.ci95(column) for column in values.T])
+        above.plot(range(len(mean)), mean, label=kind, color=color, linestyle=line, marker=marker)
+        above.fill_between(range(len(mean)), mean - half, mean + half, color=color, alpha=0.15, linewidth=0)
+    edges = np.histogram_bin_edges(np.concatenate(gains), bins=min(15, max(4, len(gains[0]) // 2)))
+    colors = [KINDS[kind][0] for kind in found]
+    _, _, bars = below.hist(gains, edges, color=colors, label=list(found))
+    for patch in bars[1]:
+        patch.set_hatch("////")
+        patch.set_edgecolor("white")
+    below.axvline(0, color="black", linewidth=0.8)
+    for axes in (above, below):
+        axes.tick_params(labelsize=TICKS)
+    above.set(xlabel="step", ylabel="test accuracy (%)")
+    above.set_title(f"Fine-tuning FedAvg's model: {len(gains[0])} clients, after {data['rounds']} rounds")
+    above.legend()
+    below.set(xlabel=f"a client's gain in {data['steps']} steps (points)", ylabel="clients")
+    below.yaxis.get_major_locator().set_params(integer=True)
+    below.legend()
     return figure

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -18,7 +17,7 @@ from tfpfl.runs.protocols import protocol
 from tfpfl.studies.papers.experiment import Experiment
 from tfpfl.studies.papers.ledger import finished, method_title
 from tfpfl.studies.plots import style
-from tfpfl.studies.plots.style import LINES, PALETTE, STYLE
+from tfpfl.studies.plots.style import LINES, PALETTE, in_style
 from tfpfl.studies.records import Record
 from tfpfl.studies.run_groups import RunGroup, sides
 
@@ -32,6 +31,7 @@ _LABELS = {
 }
 
 
+@in_style
 def draw(
     experiment: Experiment, records: dict[tuple[str, str, str], list[Record]], over: Sequence[str] = ("rounds",)
 ) -> Figure:
@@ -53,43 +53,42 @@ def draw(
         raise InvalidArgument(f"there is nothing to draw: nothing of {experiment.title} was run")
     panels = list(product(columns, over))
     labels = list(dict.fromkeys(key[2] for key in records))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH * len(panels) + 0.6, 5.2), layout="constrained")
-        axes = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
-        lines, shorter = {}, []
-        for (column, method, label), runs in records.items():
-            most = max(record.rounds for record in runs)
-            seeds = [record for record in runs if record.rounds == most]
-            shorter += [(column, method_title(method, label), r) for r in runs if r.rounds < most]
-            look = style(method)
-            color, line = look.color, look.linestyle
-            if label:  # one method in several settings: a colour for each
-                color, line = PALETTE[labels.index(label) % len(PALETTE)], LINES[labels.index(label) // len(PALETTE)]
-            name = method_title(method, label)
-            how = {"color": color, "linestyle": line, "label": name}
-            losses = [{r["round"]: r["loss"] for r in seed.history if "loss" in r} for seed in seeds]
-            scores = [seed.curve(protocol(experiment.protocol)) for seed in seeds]
-            for what in over:
-                above, below = axes[:, panels.index((column, what))]
-                spent = _spent(seeds, what)
-                _line(above, losses, 1, spent, how)
-                lines[name] = _line(below, scores, 100, spent, how)
-        for place, (column, what) in enumerate(panels):
-            axes[0, place].set(title=column, yscale="log")
-            axes[1, place].set(xlabel=_LABELS[what], xscale="linear" if what == "rounds" else "log")
-        axes[0, 0].set(ylabel="loss of the last local step (nats)")
-        axes[1, 0].set(ylabel="test accuracy (%)")
-        figure.legend(lines.values(), lines, loc="outside lower center", ncols=max(1, min(len(lines), 2 * len(panels))))
-        words = str(protocol(experiment.protocol)).split("; ")
-        title = f"{experiment.title} ({experiment.source})\naccuracy: {words[0]}; {words[2]}"
-        everyone = RunGroup("", [record for seeds in records.values() for record in seeds])
-        if told := ", ".join(s.words for s in sides(everyone, protocol(experiment.protocol)._replace(when="last"))):
-            title += f"\nclients in the last round: {told}"
-        if shorter:
-            named = (f"{name} in {column}, seed {r.config.seed} ({r.rounds} rounds)" for column, name, r in shorter)
-            title += f"\nnot drawn: {', '.join(named)}"
-        width = int(CHARACTERS * figure.get_figwidth())
-        figure.suptitle("\n".join(textwrap.fill(line, width) for line in title.split("\n")), fontsize=9)
+    figure = Figure(figsize=(WIDTH * len(panels) + 0.6, 5.2), layout="constrained")
+    axes = figure.subplots(2, len(panels), sharex="col", sharey="row", squeeze=False)
+    lines, shorter = {}, []
+    for (column, method, label), runs in records.items():
+        most = max(record.rounds for record in runs)
+        seeds = [record for record in runs if record.rounds == most]
+        shorter += [(column, method_title(method, label), r) for r in runs if r.rounds < most]
+        look = style(method)
+        color, line = look.color, look.linestyle
+        if label:  # one method in several settings: a colour for each
+            color, line = PALETTE[labels.index(label) % len(PALETTE)], LINES[labels.index(label) // len(PALETTE)]
+        name = method_title(method, label)
+        how = {"color": color, "linestyle": line, "label": name}
+        losses = [{r["round"]: r["loss"] for r in seed.history if "loss" in r} for seed in seeds]
+        scores = [seed.curve(protocol(experiment.protocol)) for seed in seeds]
+        for what in over:
+            above, below = axes[:, panels.index((column, what))]
+            spent = _spent(seeds, what)
+            _line(above, losses, 1, spent, how)
+            lines[name] = _line(below, scores, 100, spent, how)
+    for place, (column, what) in enumerate(panels):
+        axes[0, place].set(title=column, yscale="log")
+        axes[1, place].set(xlabel=_LABELS[what], xscale="linear" if what == "rounds" else "log")
+    axes[0, 0].set(ylabel="loss of the last local step (nats)")
+    axes[1, 0].set(ylabel="test accuracy (%)")
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=max(1, min(len(lines), 2 * len(panels))))
+    words = str(protocol(experiment.protocol)).split("; ")
+    title = f"{experiment.title} ({experiment.source})\naccuracy: {words[0]}; {words[2]}"
+    everyone = RunGroup("", [record for seeds in records.values() for record in seeds])
+    if told := ", ".join(s.words for s in sides(everyone, protocol(experiment.protocol)._replace(when="last"))):
+        title += f"\nclients in the last round: {told}"
+    if shorter:
+        named = (f"{name} in {column}, seed {r.config.seed} ({r.rounds} rounds)" for column, name, r in shorter)
+        title += f"\nnot drawn: {', '.join(named)}"
+    width = int(CHARACTERS * figure.get_figwidth())
+    figure.suptitle("\n".join(textwrap.fill(line, width) for line in title.split("\n")), fontsize=9)
     return figure
 
 

@@ -4,7 +4,6 @@
 `tfpfl.studies.new_clients`. If a method cannot do this, its clients adapt in its own way, and the figure says so.
 """
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -14,7 +13,7 @@ from tfpfl.runs import statistics
 from tfpfl.runs.run import Run
 from tfpfl.studies.new_clients import CannotAdapt, adapt_new_clients
 from tfpfl.studies.plots import style
-from tfpfl.studies.plots.style import STYLE, TICKS
+from tfpfl.studies.plots.style import STYLE, TICKS, in_style
 
 EPOCHS = {"smoke": 2, "laptop": 20, "full": 20}
 ETA, BATCH_SIZE = 0.005, 10  # from the authors' example commands, the same for all methods
@@ -68,6 +67,7 @@ def numbers(data: dict) -> dict:
     }
 
 
+@in_style
 def draw(data: dict) -> Figure:
     """Draws bars of the mean accuracy after the last epoch, the best on top; below, curves over epochs.
 
@@ -80,27 +80,26 @@ def draw(data: dict) -> Figure:
     rows.sort(key=lambda row: -statistics.mean_over_clients(row[2][:, -1]))
     epochs = max(values.shape[1] for *_, values in rows) - 1
     people = statistics.num_tested(rows[0][2][:, -1])
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(STYLE["figure.figsize"][0], 3.6 + 0.27 * len(rows)), layout="constrained")
-        bars, lines = figure.subplots(2, 1, height_ratios=[0.5 + 0.27 * len(rows), 2.4])
-        for place, (label, algorithm, values) in enumerate(rows):
-            look = style(algorithm)
-            mean = np.array([statistics.mean_over_clients(column) for column in values.T])
-            half = statistics.ci95(values[:, -1])
-            bars.barh(place, mean[-1], xerr=half, color=look.color, alpha=0.75, error_kw={"elinewidth": 1})
-            every = max(1, len(mean) // 5)
-            lines.plot(range(len(mean)), mean, label=label, markevery=every, **look._asdict())
-        bars.set_yticks(range(len(rows)), [label for label, *_ in rows])
-        bars.set_ylim(len(rows) - 0.5, -0.5)
-        bars.grid(False, axis="y")
-        bars.set(xlabel=f"test accuracy after {epochs} epochs (%)")
-        bars.set_title(f"{people} clients that never trained")
-        lines.set(xlabel="epochs of adapting", ylabel="test accuracy (%)")
-        lines.xaxis.get_major_locator().set_params(integer=True)
-        for axes in (bars, lines):
-            axes.tick_params(labelsize=TICKS)
-        handles, labels = lines.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, handlelength=2.8)
+    figure = Figure(figsize=(STYLE["figure.figsize"][0], 3.6 + 0.27 * len(rows)), layout="constrained")
+    bars, lines = figure.subplots(2, 1, height_ratios=[0.5 + 0.27 * len(rows), 2.4])
+    for place, (label, algorithm, values) in enumerate(rows):
+        look = style(algorithm)
+        mean = np.array([statistics.mean_over_clients(column) for column in values.T])
+        half = statistics.ci95(values[:, -1])
+        bars.barh(place, mean[-1], xerr=half, color=look.color, alpha=0.75, error_kw={"elinewidth": 1})
+        every = max(1, len(mean) // 5)
+        lines.plot(range(len(mean)), mean, label=label, markevery=every, **look._asdict())
+    bars.set_yticks(range(len(rows)), [label for label, *_ in rows])
+    bars.set_ylim(len(rows) - 0.5, -0.5)
+    bars.grid(False, axis="y")
+    bars.set(xlabel=f"test accuracy after {epochs} epochs (%)")
+    bars.set_title(f"{people} clients that never trained")
+    lines.set(xlabel="epochs of adapting", ylabel="test accuracy (%)")
+    lines.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (bars, lines):
+        axes.tick_params(labelsize=TICKS)
+    handles, labels = lines.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, handlelength=2.8)
     return figure
 
 

@@ -8,13 +8,12 @@ the more weight the others give to its risk (the mean of its column of A rises),
 import csv
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
 from tfpfl.checks import InvalidArgument
-from tfpfl.studies.plots.style import PALETTE, STYLE, TICKS
+from tfpfl.studies.plots.style import PALETTE, STYLE, TICKS, in_style
 from tfpfl.studies.records import Record
 
 # (axis of the mean, label, marker). Column j: the weights that clients give to client j. Row i: those that i gives.
@@ -69,27 +68,27 @@ def numbers(data: dict) -> dict:
     }
 
 
+@in_style
 def draw(data: dict) -> Figure:
     """Draws the change of A as a heat map; below, the means of its columns and rows by the number of examples."""
     examples, change = np.array(data["num_examples"]), np.asarray(data["change"], np.float64)
     first, last = data["rounds"]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(STYLE["figure.figsize"][0], 5.8), layout="constrained")
-        axes = figure.subplot_mosaic([["map", "map"], ["column", "row"]], height_ratios=[1.7, 1])
-        limit = float(np.abs(change).max()) or 1.0
-        image = axes["map"].imshow(change, cmap="PuOr", vmin=-limit, vmax=limit, interpolation="none")
-        axes["map"].grid(False)
-        axes["map"].set(xlabel="client j", ylabel="client i", title=f"Change of A, rounds {first} to {last}")
-        figure.colorbar(image, ax=axes["map"], label="change of A_ij").ax.tick_params(labelsize=TICKS)
-        for name, line in regressions(data).items():
-            axis, told, marker = MEANS[name]
-            at = np.array([examples.min(), examples.max()])
-            axes[name].scatter(examples, change.mean(axis), s=14, marker=marker, color=PALETTE[2], linewidth=0)
-            axes[name].plot(at, line.intercept + line.slope * at, color=PALETTE[1])
-            axes[name].set_title(f"{told}\n{1000 * line.slope:+.2g} / 1000, p = {line.pvalue:.2g}", fontsize=8.5)
-            axes[name].set_xlabel("training examples")
-            axes[name].locator_params(nbins=4)
-        axes["column"].set_ylabel("mean change")
-        for each in axes.values():
-            each.tick_params(labelsize=TICKS)
+    figure = Figure(figsize=(STYLE["figure.figsize"][0], 5.8), layout="constrained")
+    axes = figure.subplot_mosaic([["map", "map"], ["column", "row"]], height_ratios=[1.7, 1])
+    limit = float(np.abs(change).max()) or 1.0
+    image = axes["map"].imshow(change, cmap="PuOr", vmin=-limit, vmax=limit, interpolation="none")
+    axes["map"].grid(False)
+    axes["map"].set(xlabel="client j", ylabel="client i", title=f"Change of A, rounds {first} to {last}")
+    figure.colorbar(image, ax=axes["map"], label="change of A_ij").ax.tick_params(labelsize=TICKS)
+    for name, line in regressions(data).items():
+        axis, told, marker = MEANS[name]
+        at = np.array([examples.min(), examples.max()])
+        axes[name].scatter(examples, change.mean(axis), s=14, marker=marker, color=PALETTE[2], linewidth=0)
+        axes[name].plot(at, line.intercept + line.slope * at, color=PALETTE[1])
+        axes[name].set_title(f"{told}\n{1000 * line.slope:+.2g} / 1000, p = {line.pvalue:.2g}", fontsize=8.5)
+        axes[name].set_xlabel("training examples")
+        axes[name].locator_params(nbins=4)
+    axes["column"].set_ylabel("mean change")
+    for each in axes.values():
+        each.tick_params(labelsize=TICKS)
     return figure
