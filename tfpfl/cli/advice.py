@@ -7,7 +7,7 @@ import click
 
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import PATH, OneOf
-from tfpfl.cli.options import allow_code_of, allow_code_option
+from tfpfl.cli.options import allow_code_option, open_run
 
 
 @main.command()
@@ -29,13 +29,10 @@ def advise(run: Path, split: str, as_json: bool, allow_code: bool) -> None:
     from rich.console import Console
 
     from tfpfl.checks import one_line
-    from tfpfl.runs.run import Run
     from tfpfl.studies.advice import advise as advice_on
     from tfpfl.studies.tables import advice
 
-    if allow_code:
-        allow_code_of(run)
-    with Run.open(run, engine="local") as opened:
+    with open_run(run, allow_code, engine="local") as opened:
         found = advice_on(opened, split)
     if as_json:
         click.echo(json.dumps(found.entries(), indent=2))

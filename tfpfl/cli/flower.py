@@ -6,7 +6,7 @@ from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import PATH, POSITIVE, SectionedCommand
 from tfpfl.cli.live import payload_option, quorum_option
-from tfpfl.cli.options import allow_code_of, allow_code_option
+from tfpfl.cli.options import allow_code_option, open_run
 
 FLOWER = {  # heading of the help -> options
     "Files": ("out", "data_for_devices"),
@@ -50,11 +50,7 @@ def flower(folder, out, wait_for, patience, data_for_devices, allow_code, **rule
         from tfpfl.live.serve import write_data
     except ModuleNotFoundError as error:
         raise Unavailable(f"live rounds need the package {error.name}: {extra('live')}") from error
-    from tfpfl.runs.run import Run
-
-    if allow_code:
-        allow_code_of(folder)
-    with Run.open(folder) as run:
+    with open_run(folder, allow_code) as run:
         ids = [int(i) for i in run.population.client_ids]
         write_app(run, out, Rules(**rules, wait_for=wait_for or len(ids)), patience)
         if data_for_devices is not None:

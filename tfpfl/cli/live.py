@@ -11,7 +11,7 @@ from tfpfl.cli.ending import resumable
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import PATH, POSITIVE, SectionedCommand
-from tfpfl.cli.options import allow_code_of, allow_code_option
+from tfpfl.cli.options import allow_code_option, open_run
 
 SERVE = {  # heading of the help -> options
     "Where": ("host", "port", "tls", "web"),
@@ -164,7 +164,6 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
     except ModuleNotFoundError as error:
         raise Unavailable(f"live rounds need the package {error.name}: {extra('live')}") from error
     from tfpfl.data.places import is_places
-    from tfpfl.runs.run import Run
 
     if host not in ("127.0.0.1", "::1", "localhost") and not tls:
         raise click.UsageError(
@@ -181,10 +180,8 @@ def serve(folder, host, port, tls, rounds, cohort, new_token, revoke, data_for_d
         raise click.UsageError(f"{alone[0]} belongs to --secure")
     rules = {name: value for name, value in rules.items() if name not in ("staleness", *named) or value is not None}
     how = Rules(**rules, awake=max(90.0, rules["deadline"]))
-    if allow_code:
-        allow_code_of(folder)
     with as_it_was(folder) as begins, ExitStack() as opened:
-        run = opened.enter_context(Run.open(folder, rounds=rounds))
+        run = opened.enter_context(open_run(folder, allow_code, rounds=rounds))
         if cohort is not None:
             run = opened.enter_context(with_cohort(run, cohort))
         if options_given({"most_examples"}) and not is_places(run.federation):
@@ -255,11 +252,7 @@ def replay(folder, allow_code):
         from tfpfl.live.async_replay import replay
     except ModuleNotFoundError as error:
         raise Unavailable(f"live rounds need the package {error.name}: {extra('live')}") from error
-    from tfpfl.runs.run import Run
-
-    if allow_code:
-        allow_code_of(folder)
-    with Run.open(folder) as run:
+    with open_run(folder, allow_code) as run:
         found = replay(run)
     click.echo(
         f"{found.same_updates} of {found.updates} updates are the ones that were sent, and theta has the same bits "

@@ -7,7 +7,7 @@ import click
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import PATH
-from tfpfl.cli.options import allow_code_of, allow_code_option
+from tfpfl.cli.options import allow_code_option, open_run
 
 SHOWN = 20  # examples that are printed if there is no --out
 
@@ -39,7 +39,6 @@ def model(run, client, out, folder, logits, decoded, allow_code):
     file of the same name that ends in .json says which classes the outputs stand for.
     """
     from tfpfl.runs.client_model import ClientModels, check_new_file
-    from tfpfl.runs.run import Run
 
     if (client is None) == (folder is None):
         raise click.UsageError("give either --client, for one model, or --all FOLDER, for those of all clients")
@@ -47,10 +46,8 @@ def model(run, client, out, folder, logits, decoded, allow_code):
         raise click.UsageError("--out is for one client: with --all, the folder says where the models are written")
     if out is not None:
         check_new_file(out)
-    if allow_code:
-        allow_code_of(run)
     how = {"inputs": "decoded" if decoded else "raw", "outputs": "logits" if logits else "probabilities"}
-    with Run.open(run, engine="local") as opened:
+    with open_run(run, allow_code, engine="local") as opened:
         models = ClientModels(opened)
         if folder is not None:
             written = models.save_all(folder, **how)
@@ -90,13 +87,10 @@ def predict(run, client, file, out, decoded, allow_code):
     from tfpfl.runs.client_model import ClientModels
     from tfpfl.runs.files import csv_text, write_csv
     from tfpfl.runs.inputs import check_tokens, label_outputs, looks_decoded, read_examples
-    from tfpfl.runs.run import Run
 
     if out is not None:
         _check_table(out)
-    if allow_code:
-        allow_code_of(run)
-    with Run.open(run, engine="local") as opened:
+    with open_run(run, allow_code, engine="local") as opened:
         federation = opened.federation
         x, y = read_examples(file, federation)
         check_tokens(x, opened.whole, file)

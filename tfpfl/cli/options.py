@@ -277,6 +277,15 @@ def allow_code_of(*paths: str | Path | None) -> None:
         allow_code(path)
 
 
+def open_run(folder: Path, allow_code: bool, **how: Any):
+    """Opens the run in a folder, see `Run.open`; with --allow-code, its code is allowed before."""
+    from tfpfl.runs.run import Run
+
+    if allow_code:
+        allow_code_of(folder)
+    return Run.open(folder, **how)
+
+
 data_options = [*map(config_option, DATA_NAMES), download_option]
 
 

@@ -24,6 +24,7 @@ from tfpfl.cli.options import (
     log_tables_option,
     machine_options,
     machines_of,
+    open_run,
     trackers_of,
     with_options,
 )
@@ -156,13 +157,10 @@ def _print_stop(run):
 def resume(folder, rounds, allow_code, logs, log_tables, **where):
     """Continue the run in FOLDER as if it had never stopped."""
     from tfpfl.runs.config import read_config
-    from tfpfl.runs.run import Run
 
     trackers = trackers_of(logs, log_tables)
-    if allow_code:
-        allow_code_of(folder)
     machines = machines_of(read_config(folder).engine, **where)  # before the new number of rounds is saved
-    with Run.open(folder, rounds=rounds) as run:
+    with open_run(folder, allow_code, rounds=rounds) as run:
         run.machines = machines
         done = run.store.round_num
         for name, (then, now) in run.changed_versions.items():
@@ -180,12 +178,9 @@ def evaluate(folder, allow_code):
     from rich.console import Console
 
     from tfpfl.runs import protocols as evaluation
-    from tfpfl.runs.run import Run
     from tfpfl.studies.tables import metrics, protocols
 
-    if allow_code:
-        allow_code_of(folder)
-    with Run.open(folder, engine="local") as run:
+    with open_run(folder, allow_code, engine="local") as run:
         done = run.store.round_num
         if done == 0:
             raise InvalidArgument(
