@@ -42,6 +42,12 @@ def rows(round_num, model, split, accuracies, examples, losses=None):
     ]
 
 
+def first(found, **fields):
+    """The first result that has these fields."""
+    return next(r for r in found if all(getattr(r, name) == value for name, value in fields.items()))
+
+
+
 def test_the_four_parts_of_a_protocol():
     examples = (10, 30, 0)  # the third client has no test examples
     table = [
@@ -64,7 +70,7 @@ def test_the_four_parts_of_a_protocol():
     }
 
     def test(**wanted):
-        return find(found, split="test", **wanted)
+        return first(found, split="test", **wanted)
 
     assert test(mean="clients", when="last").accuracy == pytest.approx((0.8 + 0.4) / 2)
     assert test(mean="examples", when="last").accuracy == pytest.approx((10 * 0.8 + 30 * 0.4) / 40)
@@ -82,7 +88,7 @@ def test_the_four_parts_of_a_protocol():
     assert test(mean="clients", when="last10").accuracy_ci95 == pytest.approx(T_1 * abs(np.diff(means)[0]) / 2)
     assert test(mean="clients", when="last10").worst_decile == pytest.approx((0.5 + 0.4) / 2)
     assert test(mean="clients", when="last").num_clients == 2
-    assert find(found, split="validation", when="last", mean="clients").num_clients == 3
+    assert first(found, split="validation", when="last", mean="clients").num_clients == 3
 
 
 def test_no_round_is_chosen_for_its_training_examples():
@@ -97,14 +103,14 @@ def test_no_round_is_chosen_for_its_training_examples():
 def test_one_client_has_no_interval():
     """With a cohort of one client there is none, not 0. Cohorts of one client each are as many as there are rounds."""
     alone, pair = rows(1, LOCAL_COPY, "test", (0.5,), (10,)), rows(2, LOCAL_COPY, "test", (0.5, 0.7), (10, 10))
-    both, one = (find(results(table), when="last10", mean="clients") for table in ((*alone, *pair), alone))
+    both, one = (first(results(table), when="last10", mean="clients") for table in ((*alone, *pair), alone))
     assert both.rounds == [1, 2] and both.accuracy == pytest.approx((0.5 + 0.6) / 2)
     # Without client 0, round 2 alone is left, with 0.7; without client 1 both rounds have 0.5.
     assert both.accuracy_ci95 == pytest.approx(T_1 * 0.1) and math.isnan(one.accuracy_ci95)
     assert shown_score(one.named, one.score, one.score_ci95) == "50.00"
     values = (0.5, 0.7, 0.9)
     table = [rows(t, LOCAL_COPY, "test", (v,), (10,))[0]._replace(client_id=t) for t, v in enumerate(values, 1)]
-    found = find(results(table), when="last10", mean="clients")
+    found = first(results(table), when="last10", mean="clients")
     assert found.accuracy_ci95 == pytest.approx(statistics.ci95(values))
 
 
@@ -162,10 +168,10 @@ def test_the_interval_of_a_pooled_rmse_is_that_of_the_mean_square_times_the_slop
 def test_last10_is_the_mean_of_the_last_ten_evaluated_rounds():
     rounds = [5, 10, *range(11, 21)]
     table = [e for t in rounds for e in rows(t, "personal", "test", (t / 100, t / 50), (1, 1))]
-    last10 = find(results(table), when="last10", mean="clients")
+    last10 = first(results(table), when="last10", mean="clients")
     assert last10.rounds == list(range(11, 21))
     assert last10.accuracy == pytest.approx(np.mean([1.5 * t / 100 for t in range(11, 21)]))
-    assert find(results(table), when="last", mean="clients").rounds == [20]
+    assert first(results(table), when="last", mean="clients").rounds == [20]
 
 
 def test_best_validation_takes_the_first_of_equals_and_needs_validation():
@@ -174,7 +180,7 @@ def test_best_validation_takes_the_first_of_equals_and_needs_validation():
         for t, v in ((1, 0.2), (2, 0.8), (3, 0.8))
         for e in rows(t, "personal", "validation", (v,), (4,)) + rows(t, "personal", "test", (t / 10,), (4,))
     ]
-    best = find(results(table), split="test", when="best_validation", mean="clients")
+    best = first(results(table), split="test", when="best_validation", mean="clients")
     assert (best.rounds, best.accuracy) == ([2], pytest.approx(0.2))
     without = results([e for e in table if e.split == "test"])
     assert {r.when for r in without} == {"last", "last10", "best_test"}
@@ -189,8 +195,8 @@ def test_models_are_kept_apart():
             for split in ("validation", "test"):
                 table += rows(t, model, split, (value,), (3,))
     found = results(table)
-    assert find(found, model=LOCAL_COPY, when="best_validation", split="test").rounds == [1]
-    assert find(found, model="personal", when="best_validation", split="test").rounds == [2]
+    assert first(found, model=LOCAL_COPY, when="best_validation", split="test").rounds == [1]
+    assert first(found, model="personal", when="best_validation", split="test").rounds == [2]
     assert {r.clients for r in found if r.model == LOCAL_COPY} == {"sampled"}
     assert {r.clients for r in found if r.model == "personal"} == {"all"}
 
@@ -201,7 +207,7 @@ def test_a_round_whose_clients_have_no_test_examples_counts_as_not_evaluated():
         *rows(2, LOCAL_COPY, "test", (NAN,), (0,)),
         *rows(3, LOCAL_COPY, "test", (0.8, NAN), (5, 0)),
     ]
-    last10 = find(results(table), when="last10", mean="clients")
+    last10 = first(results(table), when="last10", mean="clients")
     assert (last10.accuracy, last10.rounds) == (pytest.approx((0.5 + 0.8) / 2), [1, 3])
     nobody = results(rows(1, LOCAL_COPY, "test", (NAN, NAN), (0, 0)))
     assert nobody and all(math.isnan(r.accuracy) and r.num_clients == 0 for r in nobody)
@@ -209,11 +215,11 @@ def test_a_round_whose_clients_have_no_test_examples_counts_as_not_evaluated():
 
 def test_a_nan_of_a_client_with_examples_stays_visible_in_the_pooled_mean():
     table = rows(1, "personal", "test", (0.5, NAN), (4, 4))
-    assert math.isnan(find(results(table), mean="examples", when="last").accuracy)
+    assert math.isnan(first(results(table), mean="examples", when="last").accuracy)
 
 
 def test_nothing_evaluated_gives_no_results():
-    assert results([]) == [] and find([], model="personal") is None
+    assert results([]) == [] and find([], EV_ALL) is None
 
 
 def test_rows_from_counts():
@@ -299,10 +305,10 @@ def test_each_round_has_its_own_clients_that_had_taken_part():
     assert per_client(toy(), wanted, TOOK_PART) == pytest.approx({0: 1.9 / 3, 1: 0.5})
     assert per_client(toy(), unseen, TOOK_PART) == pytest.approx({1: 0.6})
     assert worst(toy(), 0.1, wanted, TOOK_PART) == pytest.approx((0.0 + 1.0 + 0.5) / 3)
-    last = find(results(toy(), TOOK_PART), unseen._replace(model="personal"), mean="clients")
+    last = find(results(toy(), TOOK_PART), unseen._replace(model="personal"))
     assert last.num_clients == 1 and math.isnan(last.accuracy_ci95)  # one client says nothing of others
     # The number is that of the last round: in the first, one client had taken part and one had not.
-    seen = find(results(toy(), TOOK_PART), wanted._replace(model="personal"), mean="clients")
+    seen = find(results(toy(), TOOK_PART), wanted._replace(model="personal"))
     assert seen.rounds == [1, 2, 3] and seen.num_clients == 2
     # The best round is chosen by all clients, so that both sides are of one round.
     best = [result(toy(), EV_ALL._replace(clients=c, when="best_test"), TOOK_PART) for c in ("all", "seen", "unseen")]

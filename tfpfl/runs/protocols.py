@@ -221,18 +221,16 @@ def result(
     return _result(wanted, by_round, named) if by_round else None
 
 
-def find(found: list[Result], wanted: Protocol | None = None, **fields: Any) -> Result | None:
-    """Finds the first result that was measured with a protocol, or that has the given fields; None if there is none.
+def find(found: list[Result], wanted: Protocol) -> Result | None:
+    """Finds the result that was measured with a protocol; None if there is none.
 
     Args:
         found: the results of one run.
         wanted: the protocol; its model 'predicts' stands for the model with which the run's clients predict.
-        fields: fields of `Result` with the values that they must have.
     """
-    if wanted is not None:
-        model = predicts(found) if wanted.check().model == PREDICTS else wanted.model
-        fields = wanted._asdict() | {"model": model} | fields
-    return next((r for r in found if all(getattr(r, k) == v for k, v in fields.items())), None)
+    if wanted.check().model == PREDICTS:
+        wanted = wanted._replace(model=predicts(found) or PREDICTS)
+    return next((r for r in found if r.protocol == wanted), None)
 
 
 def predicts(rows: Iterable[Any]) -> str | None:
