@@ -103,17 +103,13 @@ def config_option(name: str):
         option.flag,
         option.name,
         cls=ConfigOption,
-        section=_section_of(option),
+        section=next(heading for heading, options in SECTIONS.items() if option in options),
         type=PATH if kind is Path else kind,
         metavar=option.metavar,
         multiple=option.multiple,
         is_flag=option.type is bool or None,
         help=with_names(option.help, option.known) if option.known else option.help,
     )
-
-
-def _section_of(option):
-    return next(heading for heading, options in SECTIONS.items() if option in options)
 
 
 def _given(args, name, default=...):

@@ -94,7 +94,8 @@ def plan(study: Study, data: DataSet, method: MethodEntry, federation: Federatio
         out: the folder of the study.
         score: function (job of the search) -> its validation score, such as the accuracy in [0, 1], or NaN.
     """
-    cell = Cell(data, method, score=_score_of(study, data, method, federation))
+    kind = kind_of(federation, study.config(data, method, {}, study.seeds[0]).kind)
+    cell = Cell(data, method, score=kind.score)
     made = _Jobs(study, data, method, federation, out)
     if not method.space:
         ranked: list[dict] = [{}]
@@ -305,8 +306,3 @@ def _of_diverged(cell: Cell) -> float:
     if cell.score.larger_is_better:
         return 0.0
     return 2 * max((t.score for t in cell.tried if math.isfinite(t.score)), default=1e6)
-
-
-def _score_of(study: Study, data: DataSet, method: MethodEntry, federation: Federation) -> ScoreName:
-    """What the runs of a method are judged by."""
-    return kind_of(federation, study.config(data, method, {}, study.seeds[0]).kind).score

@@ -9,6 +9,7 @@ import numpy as np
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.runs import statistics
 from tfpfl.runs.metrics import in_unit, times
+from tfpfl.runs.protocols import rounds_to
 from tfpfl.studies.few_shots import SHOTS
 from tfpfl.studies.plots.forest import forest
 from tfpfl.studies.records import Record
@@ -46,7 +47,7 @@ class DataResult:
         # A study may have one algorithm under several names, with other settings: the first one is the baseline.
         self.baselines = {a: name for name, a in reversed(self.algorithms.items()) if a in BASELINES}
         others = [name for name, algorithm in self.algorithms.items() if algorithm not in BASELINES]
-        self.personal = [name for name in others if _is_personal(self.records[name])]
+        self.personal = [name for name in others if self.records[name][0].predicts != "global"]
 
     def gain(self, method: str, baseline: str) -> Gain | None:
         """The gain of a method over a baseline, one of `BASELINES`; None if that was not run, or is the method."""
@@ -93,10 +94,6 @@ _WORDS = {
     "no difference": "makes no difference",
     "unclear": "is neither better nor worse beyond doubt",
 }
-
-
-def _is_personal(records: Sequence[Record]) -> bool:
-    return records[0].predicts != "global"
 
 
 def tables(result: DataResult) -> list[Table]:
@@ -193,7 +190,8 @@ def _cost(result: DataResult) -> Table:
     target = TARGET * last if result.named.larger_is_better else last / TARGET
     lines = []
     for name, records in result.records.items():
-        reached = [r for record in records if (r := _first_round(record, target)) is not None]
+        first = [rounds_to(record.evaluations, target, named=record.score) for record in records]
+        reached = [r for r in first if r is not None]
         if len(reached) < len(records):
             lines.append([result.titles[name], "not reached", "", "", "", ""])
             continue
@@ -220,11 +218,6 @@ def _cost(result: DataResult) -> Table:
 def _evaluated(record: Record) -> str:
     every = record.config.evaluate_every
     return f"every {every} rounds, and the last ten" if every else "the last ten"
-
-
-def _first_round(record: Record, target: float) -> int | None:
-    better = 1 if record.score.larger_is_better else -1
-    return next((r for r, value in sorted(record.curve().items()) if better * (value - target) >= 0), None)
 
 
 def _spent(records: Sequence[Record], rounds: Sequence[int], what: str) -> float:
