@@ -1,4 +1,4 @@
-"""What a device and the server agree on: versions, headers, kinds of work, and signed requests. See docs/live_protocol.md.
+"""What a device and the server agree on: versions, headers, kinds of work, and signed requests (docs/live_protocol.md).
 
 Every request after `join` is signed: ECDSA on the curve P-256 with SHA-256 over this text, whose lines end with "\\n":
 
