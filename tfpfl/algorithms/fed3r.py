@@ -38,7 +38,6 @@ from tfpfl.models import passes, tree
 from tfpfl.models.losses import logits
 from tfpfl.models.weights import Head, Weights
 
-FEATURES_CHUNK = 512  # examples per forward pass
 MISSING = -1e4  # the bias of a class that a client does not have, with `local_labels`: its probability is 0
 
 
@@ -168,7 +167,7 @@ def fed3r(
 
     def client_update(head, counted, data):
         with passes.without_masks():  # no step is taken, and Dropout's masks would be in the sums for ever
-            phi = model.features_in_chunks(model.theta(), data.x, FEATURES_CHUNK)
+            phi = model.features_in_chunks(model.theta(), data.x)
         loss = model.kind.loss(logits(head, phi), data.y)
         sums = sums_of(phi, tf.one_hot(data.y, num_labels, dtype=model.dtype))
         update = tree.where(counted, tree.zeros_like(sums), sums)

@@ -30,7 +30,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import SEVERAL_MODELS, Method
-from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK, adaptation
+from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import (
     batch_loop,
@@ -172,7 +172,7 @@ def fedala(
             count = tf.cast(tf.floor(s * tf.cast(tree.num_rows(data.x), tf.float64)), tf.int32)
             rows = shuffled(tree.num_rows(data.x), data.key, Fold.SPLIT)[: tf.maximum(count, 1)]
             data = data._replace(x=tree.gather_rows(data.x, rows), y=tf.gather(data.y, rows))
-        return data._replace(x=model.features_in_chunks(w.theta, data.x, FEATURES_CHUNK)) if only_head else data
+        return data._replace(x=model.features_in_chunks(w.theta, data.x)) if only_head else data
 
     def learned(w, state, data):
         """A_i after the adaptive local aggregation, and whether the start phase is over."""

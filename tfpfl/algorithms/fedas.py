@@ -32,7 +32,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientData, ClientOutput
 from tfpfl.algorithms.method import SEVERAL_MODELS, Method
-from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK, adaptation
+from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -160,7 +160,7 @@ def fedas(
         if eta_align == 0:
             return theta
         with passes.without_masks():
-            own = model.features_in_chunks(own_theta(theta, state), data.x, FEATURES_CHUNK)
+            own = model.features_in_chunks(own_theta(theta, state), data.x)
         means = class_means(own, data.y, data.info.num_classes)
         return align(lambda t, x, y: alignment_loss(model.features(t, x), y, means), theta, data)[0]
 

@@ -27,7 +27,6 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.method import SEVERAL_MODELS, Method
-from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, local_solver, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -176,7 +175,7 @@ def fedcp(
         return outputs
 
     def client_update(message, own, data):
-        context, received = context_of(own), model.features_in_chunks(message.theta, data.x, FEATURES_CHUNK)
+        context, received = context_of(own), model.features_in_chunks(message.theta, data.x)
 
         def objective(values, x, y):
             (theta, head, policy), (x, before) = values, x
@@ -196,7 +195,7 @@ def fedcp(
 
     def start(message, own, data):
         context = context_of(own)
-        phi = model.features_in_chunks(message.theta, data.x, FEATURES_CHUNK)
+        phi = model.features_in_chunks(message.theta, data.x)
         return Fit(message, context, own, optimizer.init(own), separated(message, context, phi))
 
     def epoch(fit: Fit, data, n):

@@ -30,7 +30,6 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.method import Method
-from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -181,7 +180,7 @@ def feddbe(
         return Weights(w_i.theta, shifted(w_i.head, output.state))
 
     def adapt_start(message, c, data):
-        return message, c, of_c.init(c), model.features_in_chunks(message.w.theta, data.x, FEATURES_CHUNK)
+        return message, c, of_c.init(c), model.features_in_chunks(message.w.theta, data.x)
 
     def adapt_epoch(carry, data, n):
         message, c, slots, phi = carry

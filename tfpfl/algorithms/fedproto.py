@@ -50,7 +50,6 @@ from tfpfl.models.weights import Head, Weights
 PENALTIES = ("examples", "prototypes")
 PREDICTS = ("prototypes", "own_prototypes", "head")
 FAR = 100.0  # the mean squared distance of a class without a prototype
-FEATURES_CHUNK = 512  # examples per forward pass
 
 
 class Prototypes(NamedTuple):
@@ -168,7 +167,7 @@ def fedproto(
     def client_update(prototypes, w, data):
         w, loss = solve(objective(prototypes), w, data)
         with passes.without_masks():
-            phi = model.features_in_chunks(w.theta, data.x, FEATURES_CHUNK)
+            phi = model.features_in_chunks(w.theta, data.x)
         found = class_sums(phi, data.y, num_labels)
         if weighting == "uniform":
             found = Prototypes(means(found), tf.cast(found.counts > 0, model.dtype))

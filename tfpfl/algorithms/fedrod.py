@@ -20,7 +20,6 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
-from tfpfl.algorithms.parts.adaptation import FEATURES_CHUNK
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, local_step, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -147,7 +146,7 @@ def fedrod(
         return Weights(w.theta, tree.add(w.head, p))
 
     def start(w, p, data):
-        phi = model.features_in_chunks(w.theta, data.x, FEATURES_CHUNK)
+        phi = model.features_in_chunks(w.theta, data.x)
         return Fit(w, p, optimizer.init(p), (phi, logits(w.head, phi)))
 
     def epoch(fit, data, n):

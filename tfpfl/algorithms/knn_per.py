@@ -36,7 +36,6 @@ from tfpfl.models.weights import Head, Weights
 KERNELS = ("paper", "code")
 GRID = tuple(i / 10 for i in range(11))  # the values of lambda_i that are tried
 FLOOR = 1e-12  # the smallest probability of which a logarithm is taken
-FEATURES_CHUNK = 512  # examples per forward pass
 VOTERS = 512  # examples at a time whose distances to all others are in memory
 
 
@@ -147,7 +146,7 @@ def memorized(
 
     def with_datastore(weights: Weights, data) -> Callable:
         theta, head = weights
-        keys, num_labels = model.features_in_chunks(theta, data.x, FEATURES_CHUNK), tf.shape(head.bias)[0]
+        keys, num_labels = model.features_in_chunks(theta, data.x), tf.shape(head.bias)[0]
         if lam is None:
             of_others = votes_of_others(keys, data.y, num_labels, **how)
             lam_i = tuned(of_others, probabilities(head, keys), data.y)

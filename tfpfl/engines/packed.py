@@ -11,7 +11,6 @@ from tfpfl.checks import InvalidArgument, traced_by_design
 from tfpfl.engines import aggregation
 from tfpfl.engines.graphs import any_number
 from tfpfl.engines.visit import (
-    EVALUATION_CHUNK,
     Readers,
     check_output,
     checked,
@@ -263,7 +262,7 @@ def _starts(sizes):
 def features_of_splits(model, federation, splits: Sequence[str], labels: str):
     """Makes (theta, client_ids int32 [G]) -> {split: `Batch` of features}.
 
-    The features are computed in chunks of `EVALUATION_CHUNK` examples, which bounds the memory.
+    The features are computed in chunks of `models.split.CHUNK` examples, which bounds the memory.
     """
     read = {split: federation.cohort_reader(split, labels, model.dtype) for split in splits}
 
@@ -271,7 +270,7 @@ def features_of_splits(model, federation, splits: Sequence[str], labels: str):
         found = {}
         for split, reader in read.items():
             x, y, sizes = reader(client_ids)
-            found[split] = Batch(model.features_in_chunks(theta, x, EVALUATION_CHUNK), y, _starts(sizes))
+            found[split] = Batch(model.features_in_chunks(theta, x), y, _starts(sizes))
         return found
 
     return features

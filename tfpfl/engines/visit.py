@@ -30,7 +30,6 @@ GLOBAL = "global"  # what `Algorithm.global_model` is called in evaluations
 HELD_OUT = re.compile("(train|validation|test)_(correct|examples|loss|score|logits|outputs)")  # scores of a client
 _OF_CLOCK = ("seconds", "dropped", "late", "virtual_seconds")
 OF_THE_ROUND = ("clients", "examples", "finite", "round", *_OF_CLOCK, "came", "too_few", "rejected_clients")
-EVALUATION_CHUNK = 512  # examples at a time, so that evaluating a client with many examples does not need more memory
 
 
 class Visit(NamedTuple):
@@ -285,7 +284,7 @@ def evaluate(model, weights: Weights, x, y, room: tuple | None = None, outputs: 
             padded with zeros, and 'outputs': int32, K. None: not.
         outputs: what predicts from the features in place of the head; see `Algorithm.predictor`.
     """
-    phi = model.features_in_chunks(weights.theta, x, EVALUATION_CHUNK)
+    phi = model.features_in_chunks(weights.theta, x)
     return scores(model.kind, weights.head, phi, y, room, outputs)
 
 

@@ -28,6 +28,7 @@ from tfpfl.models.trunk import Trunk
 from tfpfl.models.weights import Head, Weights
 
 HEAD_INITS = ("glorot", "uniform01", "zeros")
+CHUNK = 512  # examples of a forward pass, if only features and no gradient are needed
 BLOCK_BYTES = 2**24  # see `SplitModel.block`; by `activation_bytes`, of which a pass has about a third at a time
 _ADDED = 4  # bytes of activations for each byte of theta: adding its gradient is then little beside the two passes
 _SMALLEST_BLOCK = 8  # examples; with fewer, the kernels of convolutions have too little to do
@@ -363,7 +364,7 @@ class SplitModel(Normalized):
 
         return self.features_in_chunks(theta, x, size), pull_back
 
-    def features_in_chunks(self, theta: tuple, x: Tensor, chunk: Tensor | None) -> Tensor:
+    def features_in_chunks(self, theta: tuple, x: Tensor, chunk: Tensor | None = CHUNK) -> Tensor:
         """The same as `features`, but for `chunk` examples at a time, to bound the memory; None: all at once."""
         if chunk is None:
             return self.features(theta, x)

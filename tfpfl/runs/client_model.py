@@ -25,7 +25,7 @@ from tfpfl.data.randomness import client_key
 from tfpfl.engines.graphs import any_number, relaxed
 from tfpfl.engines.packed import any_examples, any_state_spec
 from tfpfl.engines.rounds import Messages, for_new_clients
-from tfpfl.engines.visit import EVALUATION_CHUNK, Visit, federation_readers, outputs_of
+from tfpfl.engines.visit import Visit, federation_readers, outputs_of
 from tfpfl.models import Head, Weights
 from tfpfl.models.losses import logits
 from tfpfl.runs.files import write_keras, write_whole
@@ -186,7 +186,7 @@ class ClientModels:
         return message, state, ClientData(x, y, visit.info, visit.key)
 
     def _features(self, theta: Any, x: Any) -> Any:
-        return self._run.model.features_in_chunks(theta, x, EVALUATION_CHUNK)
+        return self._run.model.features_in_chunks(theta, x)
 
     def _predicted(self, message: Any, state: Any, data: ClientData, x: Any) -> Any:
         algorithm = self._run.algorithm

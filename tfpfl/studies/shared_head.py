@@ -15,7 +15,6 @@ from scipy.optimize import minimize
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines.rounds import Messages
-from tfpfl.engines.visit import EVALUATION_CHUNK
 from tfpfl.models.heads import HeadKind, head_kind
 from tfpfl.models.weights import Head
 from tfpfl.runs.client_model import ClientModels
@@ -210,7 +209,7 @@ def held_out_of(run: Any, split: str) -> tuple[list[HeldOut], int]:
     def examples(client: int, part: str, weights: Any) -> Examples:
         x, y = run.examples.arrays(client, part, labels="global")  # of a frozen trunk, its features
         weights = tuple(map(tf.constant, weights))
-        phi = run.model.features_in_chunks(weights, tf.nest.map_structure(tf.constant, x), EVALUATION_CHUNK).numpy()
+        phi = run.model.features_in_chunks(weights, tf.nest.map_structure(tf.constant, x)).numpy()
         return Examples(phi, np.asarray(y), federation.classes(client) if classes_local else None)
 
     with_examples = [i for i in ids if federation.num_examples("train")[i]]

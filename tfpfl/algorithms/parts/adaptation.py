@@ -10,8 +10,6 @@ from tfpfl.models import tree
 from tfpfl.models.losses import client_loss, logits
 from tfpfl.models.weights import Weights
 
-FEATURES_CHUNK = 512  # examples per forward pass, if only features and no gradient are needed
-
 
 class Fit(NamedTuple):
     """The state that an `adaptation` carries from epoch to epoch."""
@@ -55,7 +53,7 @@ def adaptation(
 
     def begin(message, state, data: ClientData) -> Fit:
         weights = start(message, state, data)
-        phi = model.features_in_chunks(weights.theta, data.x, FEATURES_CHUNK) if part == "head" else ()
+        phi = model.features_in_chunks(weights.theta, data.x) if part == "head" else ()
         return Fit(message, weights, optimizer.init(free(weights)), phi)
 
     def epoch(fit: Fit, data: ClientData, n) -> Fit:
