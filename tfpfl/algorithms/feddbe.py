@@ -34,7 +34,7 @@ from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import paced
-from tfpfl.checks import InvalidArgument, check_fractions, check_rates
+from tfpfl.checks import check_fractions, check_rates, check_whole_number
 from tfpfl.models import tree
 from tfpfl.models.losses import logits
 from tfpfl.models.weights import Head, Weights
@@ -121,8 +121,7 @@ def feddbe(
     """
     check_rates(kappa=kappa, eta=eta, momentum=momentum)
     check_fractions(mu=mu)
-    if agreement_rounds < 1:
-        raise InvalidArgument(f"agreement_rounds must be at least 1, found {agreement_rounds}")
+    check_whole_number(1, agreement_rounds=agreement_rounds)
     second = at_second_rate(client_opt, eta_p=eta_p)
     eta_p = eta if eta_p is None else eta_p
     check_rates(eta_p=eta_p)

@@ -30,7 +30,7 @@ from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import local_solver, support_and_query
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
-from tfpfl.checks import InvalidArgument, check_choice, check_fractions
+from tfpfl.checks import check_choice, check_fractions, check_whole_number
 from tfpfl.models import passes, tree
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
@@ -233,8 +233,7 @@ def fedfomo(
     Source:
         Zhang, Sapra, Fidler, Yeung, Alvarez, ICLR 2021.
     """
-    if candidates < 1:
-        raise InvalidArgument(f"candidates must be at least 1, found {candidates}")
+    check_whole_number(1, candidates=candidates)
     check_fractions(validation_fraction=validation_fraction, epsilon=epsilon)
     check_choice(own_model=(own_model, ("always", "visited")), init=(init, ("w0", "mean")))
     rates = {"eta": eta, "momentum": momentum, "client_opt": client_opt}

@@ -26,7 +26,7 @@ from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import body_solver, example_weight, one_pass_update, support_and_query
 from tfpfl.algorithms.parts.optimizers import Optimizer, sgd
 from tfpfl.algorithms.parts.schedules import divided, paced
-from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates, check_whole_number
 from tfpfl.models import tree
 from tfpfl.models.split import HEAD_INITS
 from tfpfl.models.weights import Weights
@@ -107,8 +107,7 @@ def fedrecon(
     """
     if tau < 0:
         raise InvalidArgument(f"tau must not be negative, found {tau}")
-    if k_theta < 1:
-        raise InvalidArgument(f"k_theta must be at least 1, found {k_theta}")
+    check_whole_number(1, k_theta=k_theta)
     if k_theta > 1 and eta == 0:
         raise InvalidArgument("eta must be positive where k_theta > 1: the update is divided by it")
     check_choice(head_init=(head_init or model.head_init, HEAD_INITS))

@@ -33,7 +33,7 @@ from tfpfl.algorithms.parts.local_training import batch_loop, local_solver, valu
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import rate
 from tfpfl.algorithms.parts.server_rows import check_table, row_of
-from tfpfl.checks import InvalidArgument, check_choice, check_rates
+from tfpfl.checks import InvalidArgument, check_choice, check_rates, check_whole_number
 from tfpfl.data.randomness import ModelKey
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
@@ -151,9 +151,8 @@ def pfedhn(
     check_rates(alpha=alpha, embed_alpha=embed_alpha, hyper_momentum=hyper_momentum, wd=wd, eta_new=eta_new)
     people, num_labels = population.num_clients, population.shared_labels()
     embed_dim = 1 + people // 4 if embed_dim is None else embed_dim
-    for name, value, least in (("embed_dim", embed_dim, 1), ("hidden_dim", hidden_dim, 1), ("n_hidden", n_hidden, 0)):
-        if value < least:
-            raise InvalidArgument(f"{name} must be at least {least}, found {value}")
+    check_whole_number(1, embed_dim=embed_dim, hidden_dim=hidden_dim)
+    check_whole_number(0, n_hidden=n_hidden)
     if clip is not None and not 0 < clip < float("inf"):
         raise InvalidArgument(f"clip must be greater than 0 and finite, found {clip}; give none for no limit")
     num_weights = model.num_weights(num_labels)

@@ -26,7 +26,7 @@ from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_
 from tfpfl.algorithms.parts.local_training import batch_loop, local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import rate
-from tfpfl.checks import InvalidArgument, check_penalty, check_rates
+from tfpfl.checks import check_penalty, check_rates, check_whole_number
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Weights
@@ -100,8 +100,7 @@ def pfedme(
     client_opt = at_second_rate(client_opt, 0.01, eta_p=eta_p)
     check_rates(eta=eta, beta=beta, weight_decay=weight_decay)
     check_penalty(eta_p, implicit_prox, lam=lam)
-    if inner_steps < 1:
-        raise InvalidArgument(f"inner_steps must be at least 1, found {inner_steps}")
+    check_whole_number(1, inner_steps=inner_steps)
     loop = batch_loop(steps=steps, epochs=epochs, batch_size=batch_size)
     inner = {"eta": eta_p, "client_opt": client_opt}
     solve = local_solver(
