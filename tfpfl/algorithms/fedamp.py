@@ -18,6 +18,7 @@ effect. xi_ii can be negative if alpha (I - 1) > sigma. Then there is a warning;
 others to sums of at most 1.
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -302,18 +303,4 @@ FEDAMP = Method(
     no_batch_norm=SEVERAL_MODELS,
 )
 
-HEURFEDAMP = Method(
-    name="heurfedamp",
-    title="HeurFedAMP",
-    builder=heurfedamp,
-    head="shared",
-    message="per client",
-    state="whole model",
-    down="d",
-    up="d",
-    reference="Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID "
-    "Data, AAAI 2021",
-    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
-    no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
-    no_batch_norm=SEVERAL_MODELS,
-)
+HEURFEDAMP = replace(FEDAMP, name="heurfedamp", title="HeurFedAMP", builder=heurfedamp)

@@ -11,6 +11,7 @@ this baseline do not give E_ft and eta_ft. The default is the work of one visit,
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tfpfl.algorithms.contract import Algorithm, check_head_predicts
@@ -265,16 +266,10 @@ FEDAVG_FT = Method(
     "Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021",
 )
 
-FEDPROX_FT = Method(
+FEDPROX_FT = replace(
+    FEDAVG_FT,
     name="fedprox_ft",
     title="FedProx-FT",
     builder=fedprox_ft,
-    head="shared",
-    message="broadcast",
-    state="nothing",
-    evaluates="fine-tuned",
-    down="d",
-    up="d",
-    reference="FedProx, fine-tuned by each client; a baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: "
-    "Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021",
+    reference=FEDAVG_FT.reference.replace("FedAvg", "FedProx"),
 )

@@ -21,6 +21,7 @@ algorithm). A round without clients changes nothing: S stays the last cohort tha
 0 in every visit; in the authors' code a client keeps it (`keep_momentum`).
 """
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -343,19 +344,4 @@ PGFED = Method(
     no_batch_norm=SEVERAL_MODELS,
 )
 
-PGFEDMO = Method(
-    name="pgfedmo",
-    title="PGFedMo",
-    builder=pgfedmo,
-    head="shared",
-    message="per client",
-    state="whole model and a gradient",
-    down="3d + 2I",
-    up="2d + I",
-    reference="Luo, Mendieta, Chen, Wu: PGFed: Personalize Each Client's Global Objective for Federated Learning, "
-    "ICCV 2023",
-    older={6: {"init": "newest"}},
-    no_objective="its server keeps the model or the gradient of every client, and adds up nothing. Use fedavg",
-    no_server_opt="its server keeps what every client sends, and does not only add a mean. Use client_opt",
-    no_batch_norm=SEVERAL_MODELS,
-)
+PGFEDMO = replace(PGFED, name="pgfedmo", title="PGFedMo", builder=pgfedmo, state="whole model and a gradient")
