@@ -1,8 +1,10 @@
-"""`AlongWith` adds a field to an update, for transforms that send something beside the update."""
+"""For transforms that put something beside an update, or beside the method's own server state or message."""
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
+from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument
 
 
@@ -42,3 +44,20 @@ def of_method(update: Any) -> Any:
     """The parts of an update that are the method's own, without what transforms have put beside them."""
     beside = getattr(type(update), "beside", ())
     return [part for name, part in zip(update._fields, update, strict=True) if name not in beside] if beside else update
+
+
+def of_own(function: Callable | None) -> Any:
+    """A function of the method's server state or message, for one that has the method's as its field `own`; or None."""
+    return function and (lambda whole, *rest: function(whole.own, *rest))
+
+
+def in_own(function: Callable | None) -> Any:
+    """The same, and what it returns is put into the field `own`, in place of what it got."""
+    return function and (lambda whole, *rest: whole._replace(own=function(whole.own, *rest)))
+
+
+def as_message(algorithm: Algorithm, function: Callable) -> Callable:
+    """A function (server state[, client id]) in the form of the algorithm's `message`, which its arguments tell."""
+    if algorithm.message_per_client:
+        return lambda server, client_id: function(server, client_id)
+    return lambda server: function(server)

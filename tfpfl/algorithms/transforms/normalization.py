@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientData, check_one_exchange
-from tfpfl.algorithms.transforms.along import AlongWith
+from tfpfl.algorithms.transforms.along import AlongWith, as_message, in_own, of_own
 from tfpfl.algorithms.transforms.own_part import own_part
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import passes, tree
@@ -223,7 +223,7 @@ def _shared(algorithm: Algorithm) -> Algorithm:
     adapt: Any = algorithm.adapt
     outputs: Any = algorithm.predictor
     along = AlongWith(algorithm.aggregate, "statistics")
-    message, global_model, matrices = algorithm.message, algorithm.global_model, algorithm.matrices
+    global_model = algorithm.global_model
     begins: Any = algorithm.begins
 
     def client_update(sent, state, data):
@@ -258,27 +258,19 @@ def _shared(algorithm: Algorithm) -> Algorithm:
         with passes.evaluating(fit.statistics):
             return fit._replace(own=adapt.epoch(fit.own, data, n))
 
-    def to_client(server, client_id):
-        return SharedStatistics(message(server.own, client_id), server.statistics)
-
     return algorithm._replace(
         init_server=lambda: SharedStatistics(algorithm.init_server(), model.statistics()),
-        message=to_client
-        if algorithm.message_per_client
-        else lambda server: SharedStatistics(message(server.own), server.statistics),
+        message=as_message(algorithm, in_own(algorithm.message)),
         client_update=client_update,
         server_update=server_update,
         personal_model=personal_model,
         predictor=outputs and predictor,
         local_model=local_model,
         aggregate=along.put_on(algorithm.aggregate, "mean"),
-        matrices=matrices and (lambda server: matrices(server.own)),
+        matrices=of_own(algorithm.matrices),
         global_model=global_model and (lambda sent: _with(global_model(sent.own), sent.statistics)),
         begins=begins and (lambda sent, state, data: _with(begins(sent.own, state, data), sent.statistics)),
-        adapt=adapt
-        and _adaptation(adapt, start, epoch)._replace(
-            message=adapt.message and (lambda server: SharedStatistics(adapt.message(server.own), server.statistics))
-        ),
+        adapt=adapt and _adaptation(adapt, start, epoch)._replace(message=in_own(adapt.message)),
         one_pass=None,
         balance=balance and (lambda state, output: balance(state, inner(output))),
         own_step=None,

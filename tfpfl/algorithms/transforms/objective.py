@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfpfl.algorithms.contract import Algorithm, ClientOutput, as_made, check_one_exchange, kinds
 from tfpfl.algorithms.parts.objectives import parsed_objective, weighing
-from tfpfl.algorithms.transforms.along import AlongWith
+from tfpfl.algorithms.transforms.along import AlongWith, as_message, in_own, of_own
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import passes, tree
 from tfpfl.models.losses import client_loss
@@ -161,21 +161,14 @@ class _Weighted:
             losses, weights = aggregate.reported.values
             return WithTail(own, quantile(losses, weights, 1 - p), tf.constant(True))
 
-        def message(server: WithTail, *client_id: Any) -> WithTail:
-            return server._replace(own=algorithm.message(server.own, *client_id))
-
-        def of_own(function: Any) -> Any:
-            return function and (lambda message, *rest: function(message.own, *rest))
-
         def local_model(message: WithTail, output: Any) -> Any:
             own = output._replace(update=reported.take_off(output.update))
             return algorithm.local_model(message.own, as_made(own))
 
-        matrices, adapt = algorithm.matrices, algorithm.adapt
-        to_new: Any = adapt and adapt.message
+        adapt = algorithm.adapt
         return algorithm._replace(
             init_server=lambda: WithTail(algorithm.init_server(), tf.zeros([], dtype), tf.constant(False)),
-            message=(lambda s, i: message(s, i)) if algorithm.message_per_client else lambda s: message(s),
+            message=as_message(algorithm, in_own(algorithm.message)),
             client_update=client_update,
             server_update=server_update,
             personal_model=of_own(algorithm.personal_model),
@@ -183,12 +176,8 @@ class _Weighted:
             global_model=of_own(algorithm.global_model),
             begins=of_own(algorithm.begins),
             local_model=local_model,
-            matrices=None if matrices is None else lambda server: matrices(server.own),
-            adapt=adapt
-            and adapt._replace(
-                start=of_own(adapt.start),
-                message=to_new and (lambda s: s._replace(own=to_new(s.own))),
-            ),
+            matrices=of_own(algorithm.matrices),
+            adapt=adapt and adapt._replace(start=of_own(adapt.start), message=in_own(adapt.message)),
             aggregate=reported.put_on(algorithm.aggregate, "rows"),
             one_pass=None,
         )

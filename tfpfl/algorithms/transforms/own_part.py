@@ -129,13 +129,8 @@ def _message_of(algorithm: Algorithm) -> Any:
     """A message, as tensors of a graph that is never run."""
 
     def first() -> Any:
-        server = algorithm.init_server()
-        ids = algorithm.population.client_ids
-        return (
-            algorithm.message(server, tf.constant(ids[0]))
-            if algorithm.message_per_client
-            else algorithm.message(server)
-        )
+        client = [tf.constant(algorithm.population.client_ids[0])] if algorithm.message_per_client else []
+        return algorithm.message(algorithm.init_server(), *client)
 
     return tf.function(first, autograph=False).get_concrete_function().structured_outputs
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientData, Exchange, OnePass
 from tfpfl.algorithms.exchanges import aggregate_of_one, before_work, first_of
 from tfpfl.algorithms.parts.schedules import Now, factor_of, factored
+from tfpfl.algorithms.transforms.along import as_message, in_own, of_own
 from tfpfl.checks import InvalidArgument, traced_by_design, unknown
 from tfpfl.models import tree
 
@@ -66,9 +67,6 @@ def scheduled(
         with in_round(server.round_num):
             return Scheduled(algorithm.message(server.own, *client_id), server.round_num)
 
-    def of_message(function: Callable | None) -> Any:
-        return function and (lambda message, *rest: function(message.own, *rest))
-
     def one_pass() -> OnePass | None:
         if algorithm.one_pass is None:
             return None
@@ -78,7 +76,7 @@ def scheduled(
             with in_round(message.round_num):
                 return on_features(message.own, state, phi, data)
 
-        return OnePass(of_message(theta), scheduled_on_features, join)
+        return OnePass(of_own(theta), scheduled_on_features, join)
 
     def first() -> Exchange | None:
         if algorithm.first is None:
@@ -97,28 +95,22 @@ def scheduled(
             with in_round(server.round_num):  # the round goes on: its number stays
                 return server._replace(own=step(server.own, aggregate, total_weight))
 
-        each = first_of(algorithm).message_per_client
-        message = (lambda s, client_id: to_client(s, client_id)) if each else (lambda s: to_client(s))
+        message = as_message(first_of(algorithm), to_client)
         return own._replace(message=message, client_update=work, server_update=finish)
 
-    matrices, adapt = algorithm.matrices, algorithm.adapt
-    to_new: Any = adapt and adapt.message
+    adapt = algorithm.adapt
     return algorithm._replace(
         init_server=lambda: Scheduled(algorithm.init_server(), tf.constant(1)),
-        message=(lambda s, client_id: message(s, client_id)) if algorithm.message_per_client else lambda s: message(s),
+        message=as_message(algorithm, message),
         client_update=client_update,
         server_update=server_update,
-        personal_model=of_message(algorithm.personal_model),
-        predictor=of_message(algorithm.predictor),
-        local_model=of_message(algorithm.local_model),
-        global_model=of_message(algorithm.global_model),
-        begins=of_message(algorithm.begins),
-        matrices=None if matrices is None else lambda server: matrices(server.own),
-        adapt=adapt
-        and adapt._replace(
-            start=of_message(adapt.start),
-            message=to_new and (lambda s: Scheduled(to_new(s.own), s.round_num)),
-        ),
+        personal_model=of_own(algorithm.personal_model),
+        predictor=of_own(algorithm.predictor),
+        local_model=of_own(algorithm.local_model),
+        global_model=of_own(algorithm.global_model),
+        begins=of_own(algorithm.begins),
+        matrices=of_own(algorithm.matrices),
+        adapt=adapt and adapt._replace(start=of_own(adapt.start), message=in_own(adapt.message)),
         one_pass=one_pass(),
         first=first(),
     )

@@ -11,6 +11,7 @@ from tfpfl.algorithms.contract import Algorithm, kinds
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.optimizers import SECOND_MOMENTS, Optimizer, adaptive, check_options, sgd
 from tfpfl.algorithms.parts.schedules import paced
+from tfpfl.algorithms.transforms.along import as_message, of_own
 from tfpfl.checks import InvalidArgument, check_rates, unknown
 from tfpfl.models import tree
 
@@ -88,15 +89,13 @@ def server_optimized(
         slots, own = optimizer.step(server.slots, server.own, tree.scale(-1, mean))
         return Optimized(own, slots)
 
-    message, matrices, adapt = algorithm.message, algorithm.matrices, algorithm.adapt
-    to_new: Any = adapt and adapt.message
-    own_messages = algorithm.message_per_client
+    adapt = algorithm.adapt
     return algorithm._replace(
         init_server=init_server,
         server_update=server_update,
-        message=(lambda s, client_id: message(s.own, client_id)) if own_messages else (lambda s: message(s.own)),
-        matrices=None if matrices is None else lambda s: matrices(s.own),
-        adapt=adapt and adapt._replace(message=to_new and (lambda s: to_new(s.own))),
+        message=as_message(algorithm, of_own(algorithm.message)),
+        matrices=of_own(algorithm.matrices),
+        adapt=adapt and adapt._replace(message=of_own(adapt.message)),
     )
 
 
