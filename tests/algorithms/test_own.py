@@ -145,7 +145,7 @@ def test_a_changed_module_beside_the_file_is_loaded_anew(tmp_path):
         write(tmp_path / "inner_62.py", f"ETA = {eta}\n")
         loaded = own.own_method(f"{file}:mine")
         assert loaded.method.hyperparameters["eta"].default == eta
-        found.append((loaded.sha256, loaded.beside))
+        found.append((loaded.code.sha256, loaded.code.beside))
     assert found[0] == found[2] and found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
@@ -167,15 +167,16 @@ def test_files_of_one_content_in_two_folders_have_their_own_modules(tmp_path):
         write(tmp_path / folder / "m.py", code)
     first, second = (own.own_method(f"{tmp_path / folder / 'm.py'}:mine") for folder in "ab")
     assert [m.method.hyperparameters["eta"].default for m in (first, second)] == [0.25, 0.5]
-    assert first.sha256 == second.sha256 and first.beside != second.beside
+    assert first.code.sha256 == second.code.sha256 and first.code.beside != second.code.beside
     assert own.is_loaded(first.entry).method is first.method and own.is_loaded(second.entry).method is second.method
     with pytest.raises(
         InvalidArgument, match=r"m.py imports from beside it \(helper_64.py\) was changed since the run"
     ):
-        own.load_file(second.content, "mine", tmp_path / "b" / "m.py", first.entry)
+        own.load_file(second.code.content, "mine", tmp_path / "b" / "m.py", first.entry)
     before = {name: value for name, value in first.entry.items() if name != "beside"}  # of an older run
     assert own.is_loaded(before) is None
-    assert own.load_file(first.content, "mine", tmp_path / "a" / "m.py", before).method.builder is first.method.builder
+    again = own.load_file(first.code.content, "mine", tmp_path / "a" / "m.py", before)
+    assert again.method.builder is first.method.builder
     assert own.is_loaded(before).method.builder is first.method.builder
 
 
@@ -282,12 +283,8 @@ def test_a_module_and_an_entry_point(tmp_path, monkeypatch):
     module, point = own.own_method("methods_of_58.inner:mine"), own.own_method("mine_58")
     assert module.method.builder is point.method.builder and point.method.title == "Mine"
     for found, kind, name in ((module, "module", "methods_of_58.inner:mine"), (point, "entry point", "mine_58")):
-        assert (found.kind, found.name, found.place, found.package) == (
-            kind,
-            name,
-            "methods_of_58.inner",
-            "methods-58 1.2",
-        )
+        code = found.code
+        assert (code.kind, code.name, code.place, code.package) == (kind, name, "methods_of_58.inner", "methods-58 1.2")
         own.check_entry(json.loads(json.dumps(found.entry)))
 
 

@@ -58,8 +58,8 @@ def of_this_test(monkeypatch, tmp_path):
 def new_process(*modules):
     """Forgets what was loaded, as a new process has; consent stays."""
     for loaded in own._loaded.values():
-        if loaded.kind == "file" and str(Path(loaded.place).parent) in sys.path:
-            sys.path.remove(str(Path(loaded.place).parent))
+        if loaded.code.kind == "file" and str(Path(loaded.code.place).parent) in sys.path:
+            sys.path.remove(str(Path(loaded.code.place).parent))
     own._loaded.clear()
     own.forget_used()
     for name in [name for name in sys.modules if name.startswith("tfpfl_own_method_") or name in modules]:

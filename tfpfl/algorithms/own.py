@@ -62,20 +62,14 @@ class OwnCode(NamedTuple):
 class OwnMethod(NamedTuple):
     """A method of the user's own: where it comes from, and the method itself."""
 
-    kind: str  # 'file', 'module' or 'entry point'
-    name: str  # as a run's configuration has it, such as 'fedala.py:fedala'
-    place: str  # the absolute path of the file, or the name of the module
-    function: str  # the name of the builder, or of the `Method`, in it
-    package: str | None  # the installed package that has the module, and its version, such as 'fedala 1.2'
-    sha256: str  # of the source file
-    beside: str  # the `hash_of` the modules beside a file that it imports
-    content: bytes  # the source file
+    code: OwnCode
     method: Method
 
     @property
     def entry(self) -> dict[str, Any]:
         """What a run's configuration keeps of it: {name: text} for `ENTRY`."""
-        return {name: getattr(self, name, self.method.title) for name in ENTRY}
+        given = self.code._asdict() | {"title": self.method.title}
+        return {name: given[name] for name in ENTRY}
 
 
 def method_named(name: str) -> Method:
@@ -114,10 +108,10 @@ def load_installed(kind: str, name: str, sha256: str | None = None) -> OwnMethod
         InvalidArgument: it is not installed, has another sha256, cannot be imported, or is no method.
     """
     if kind == "module":
-        module, _, function = name.rpartition(":")
-        return _of_module(kind, name, module, function, None, sha256)
+        return _kept(code_of_module(name, sha256))
     point = _entry_point(name)
-    return _of_module(kind, name, point.module, point.attr, _named(point.dist) if point.dist else None, sha256)
+    package = _named(point.dist) if point.dist else None
+    return _kept(_code_of_module(kind, name, point.module, point.attr, package, sha256))
 
 
 def load_file(content: bytes, function: str, path: Path, entry: Mapping[str, Any] | None = None) -> OwnMethod:
@@ -133,11 +127,7 @@ def load_file(content: bytes, function: str, path: Path, entry: Mapping[str, Any
         InvalidArgument: the file cannot be imported, has nothing of this name, or it is no method; or the modules
             beside it are not those of the entry.
     """
-    code = code_of_file(content, function, path, entry.get("beside") if entry else None)
-    key = key_of(entry or code._asdict())
-    if key not in _loaded:
-        _loaded[key] = _own(code)
-    return _use(_loaded[key]._replace(name=f"{path.name}:{function}", place=str(path)))
+    return _kept(code_of_file(content, function, path, entry.get("beside") if entry else None), entry)
 
 
 def code_named(name: str) -> OwnCode:
@@ -189,7 +179,8 @@ def user_place(error: BaseException) -> str | None:
     Args:
         error: an error that was caught. The user's own code is what was loaded here, and the modules beside it.
     """
-    installed = tuple({m.place.split(".")[0] for m in _loaded.values() if m.kind != "file"} - {"tfpfl"})
+    codes = [loaded.code for loaded in _loaded.values()]
+    installed = tuple({code.place.split(".")[0] for code in codes if code.kind != "file"} - {"tfpfl"})
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__"))
@@ -283,8 +274,16 @@ _used: set[str] = set()  # the names of the methods that were loaded or found ag
 
 
 def _use(method: OwnMethod) -> OwnMethod:
-    _used.add(method.name)
+    _used.add(method.code.name)
     return method
+
+
+def _kept(code: OwnCode, entry: Mapping[str, Any] | None = None) -> OwnMethod:
+    """The method of loaded code, made once for each `key_of` its entry."""
+    key = key_of(entry or code._asdict())
+    if key not in _loaded:
+        _loaded[key] = OwnMethod(code, _method(code))
+    return _use(OwnMethod(code, _loaded[key].method))
 
 
 def _content(path: Path) -> bytes:
@@ -298,10 +297,6 @@ def _path(place: str) -> Path:
     return Path(place).expanduser().resolve()
 
 
-def _own(code: OwnCode) -> OwnMethod:
-    return OwnMethod(*code[:-1], _method(code.found, code))
-
-
 def _not_imported(where: str, error: BaseException) -> InvalidArgument:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == where]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
@@ -310,16 +305,6 @@ def _not_imported(where: str, error: BaseException) -> InvalidArgument:
         hint = ". A module that the file imports must be installed, on PYTHONPATH, or lie beside the original file"
     told = f"{type(error).__name__}: {one_line(error)}"
     return InvalidArgument(f"{where} cannot be imported: {told}{f' (line {line})' if line else ''}{hint}")
-
-
-def _of_module(
-    kind: str, name: str, module: str, function: str, package: str | None, expected: str | None
-) -> OwnMethod:
-    code = _code_of_module(kind, name, module, function, package, expected)
-    key = key_of(code._asdict())
-    if key not in _loaded:
-        _loaded[key] = _own(code)
-    return _use(_loaded[key]._replace(name=name))
 
 
 def _code_of_module(
@@ -395,13 +380,13 @@ def _attribute(module: ModuleType, function: str, where: str) -> Any:
         raise InvalidArgument(unknown(f"function in {where}", function, own)) from None
 
 
-def _method(found: Any, code: OwnCode) -> Method:
+def _method(code: OwnCode) -> Method:
     """The method in a module, made from a builder if it is one.
 
     Raises:
         InvalidArgument: it is neither a `Method` nor a builder.
     """
-    where = f"{code.function} in {code.place}"
+    found, where = code.found, f"{code.function} in {code.place}"
     if not isinstance(found, Method):
         if not callable(found) or isclass(found):
             raise InvalidArgument(

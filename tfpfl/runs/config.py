@@ -149,7 +149,7 @@ class RunConfig:
             self.own_method = None  # of another configuration, whose algorithm was replaced
         if self.own_method is None and self.algorithm not in ALGORITHMS:
             own = own_method(self.algorithm)
-            self.algorithm, self.own_method = own.name, own.entry
+            self.algorithm, self.own_method = own.code.name, own.entry
         if self.own_method is not None:
             check_entry(self.own_method)
         if self.own_method is None or self._loaded():  # if it is not loaded, `own_methods.load` does this later

@@ -93,7 +93,7 @@ def code_of(config: RunConfig) -> Code | None:
     assert config.method  # raises where it is not loaded
     found = is_loaded(config.own_method)
     assert found is not None
-    return Code(config.own_method, found.content, Path(found.place))
+    return Code(config.own_method, found.code.content, Path(found.code.place))
 
 
 def metrics_of(config: RunConfig) -> dict[str, Code]:

@@ -359,7 +359,7 @@ def _method(name: str, entries: dict, kind: str, folder: Path) -> MethodEntry:
             )
     entries = _with_metrics(entries, key)
     if own is not None:
-        entries |= {"algorithm": own.name, "own_method": own.entry}
+        entries |= {"algorithm": own.code.name, "own_method": own.entry}
     return MethodEntry(name, its_title if title is None else typed(f"{key}.title", title, str), entries, method, found)
 
 
