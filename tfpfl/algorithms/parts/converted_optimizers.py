@@ -93,9 +93,7 @@ def _made(make: Callable, rate: float, what: str) -> Optimizer:
         made = make(rate)
     except TypeError as error:
         raise InvalidArgument(f"{_not_one(make, what)}. Calling it with the learning rate failed: {error}") from error
-    if isinstance(made, str | OptimizerChoice) or not (
-        isinstance(made, Optimizer) or _is_of_keras(made) or _is_of_tff(made)
-    ):
+    if not has_own_rate(made):
         raise InvalidArgument(f"{_not_one(make, what)}. Called with the learning rate it returned {made!r}")
     return as_optimizer(made, rate, what=what)
 
