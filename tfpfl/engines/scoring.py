@@ -186,9 +186,7 @@ def shared_theta(algorithm: Algorithm) -> Callable | None:
     info = population.info(population.client_ids[0], model.dtype)._replace(num_examples=np.int32(1))
 
     def theta_of(message):
-        x = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), model.example_spec(1))
-        y = tf.zeros([1], tf.int32) if model.kind.label.is_classes else tf.zeros([1, info.num_classes], model.dtype)
-        data = ClientData(x, y, info, tf.zeros([2], tf.int32))
+        data = ClientData(*model.blank_examples(1, info.num_classes), info, tf.zeros([2], tf.int32))
         return algorithm.personal_model(message, algorithm.init_client(info), data).theta
 
     return theta_of

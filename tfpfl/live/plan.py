@@ -109,9 +109,8 @@ class Vectors:
     def _trial(self, info: ClientInfo, value: Any = 0, key: Any = (0, 0)) -> ClientOutput:
         """A visit on one example that is this value throughout; nobody computes more of it than shapes and weight."""
         algorithm = self._algorithm
-        x = tf.nest.map_structure(lambda s: tf.fill(s.shape, tf.cast(value, s.dtype)), algorithm.model.example_spec(1))
-        classes = algorithm.model.kind.label.is_classes
-        y = tf.zeros([1], tf.int32) if classes else tf.zeros([1, info.num_classes], algorithm.model.dtype)
+        x, y = algorithm.model.blank_examples(1, info.num_classes)
+        x = tf.nest.map_structure(lambda part: part + tf.cast(value, part.dtype), x)
         key = tf.convert_to_tensor(key, tf.int32)
         message, state = algorithm.message(algorithm.init_server()), algorithm.init_client(info)
         with passes.drawing(key):

@@ -386,6 +386,12 @@ class SplitModel(Normalized):
         """The type of examples, as readers give them: a TensorSpec [rows, ...], or a dict or a tuple of such."""
         return self.inputs.spec(rows, self._dtypes)
 
+    def blank_examples(self, number: int, outputs: Tensor) -> tuple[Any, Tensor]:
+        """(x, y) of zeros for a client with so many outputs, for graphs that are traced and compute nothing of them."""
+        x = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), self.example_spec(number))
+        classes = self.kind.label.is_classes
+        return x, tf.zeros([number], tf.int32) if classes else tf.zeros([number, outputs], self.dtype)
+
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """The outputs z of examples x [N, ...] under `weights`, the logits of classes: float [N, K]."""
         return tf.matmul(self.features(weights.theta, x), weights.head.kernel) + weights.head.bias

@@ -153,10 +153,8 @@ def check_follows(algorithm: Algorithm, of: Sequence[str] = ()) -> None:
     def one_round() -> Any:
         with factored(Now(tf.ones([], dtype), (), asked)):
             info = population.info(int(population.client_ids[0]), dtype)
-            server, examples = algorithm.init_server(), int(info.num_examples)
-            x = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), model.example_spec(examples))
-            classes = model.kind.label.is_classes
-            y = tf.zeros([examples], tf.int32) if classes else tf.zeros([examples, int(info.num_classes)], dtype)
+            server = algorithm.init_server()
+            x, y = model.blank_examples(int(info.num_examples), info.num_classes)
             data = ClientData(x, y, info, tf.zeros([2], tf.int32))
             output = algorithm.client_update(*before_work(algorithm, server, algorithm.init_client(info), data), data)
             return algorithm.step(server, aggregate_of_one(algorithm, output, info), tf.ones([], dtype))

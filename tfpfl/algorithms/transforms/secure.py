@@ -188,13 +188,9 @@ def _traced(algorithm: Algorithm) -> tuple[Any, Callable]:
     model, population = algorithm.model, algorithm.population
 
     def weight(info: ClientInfo, key: Any, other: Any) -> Any:
-        value, label = tf.cast(other, model.dtype), tf.where(other, info.num_classes - 1, 0)
-        x = tf.nest.map_structure(
-            lambda s: tf.zeros(s.shape, s.dtype) + (tf.cast(value, s.dtype) if s.dtype.is_floating else 0),
-            model.example_spec(1),
-        )
-        classes = model.kind.label.is_classes
-        y = tf.reshape(label, [1]) if classes else tf.zeros([1, info.num_classes], model.dtype) + value
+        x, y = model.blank_examples(1, info.num_classes)
+        x = tf.nest.map_structure(lambda t: t + tf.cast(other, t.dtype) if t.dtype.is_floating else t, x)
+        y += tf.where(other, info.num_classes - 1, 0) if model.kind.label.is_classes else tf.cast(other, y.dtype)
         with passes.drawing(key):
             message, state = algorithm.message(algorithm.init_server()), algorithm.init_client(info)
             output = algorithm.client_update(message, state, ClientData(x, y, info, key))
