@@ -34,13 +34,8 @@ def loss(head: Head, phi, targets, kind: HeadKind = CLASSIFICATION):
     return loss_and_errors(head, phi, targets, kind)[0]
 
 
-def errors(head: Head, phi, targets, kind: HeadKind = CLASSIFICATION):
-    """The gradient (E / N)^T of the loss with respect to the outputs, one column per example: [K, N]."""
-    return loss_and_errors(head, phi, targets, kind)[1]
-
-
 def loss_and_errors(head: Head, phi, targets, kind: HeadKind = CLASSIFICATION):
-    """The pair (`loss`, `errors`), computed from the same outputs."""
+    """The `loss`, and its gradient (E / N)^T with respect to the outputs, one column per example: [K, N]."""
     examples, targets = tf.cast(tf.shape(phi)[0], phi.dtype), tf.transpose(targets)
     if not kind.label.is_classes:
         z = _outputs(tf.transpose(head.kernel), head.bias[:, None], phi)
@@ -54,12 +49,12 @@ def loss_and_errors(head: Head, phi, targets, kind: HeadKind = CLASSIFICATION):
 
 
 def gradient(phi, errors) -> Head:
-    """The gradient of the loss with respect to the head, from the features [N, M] and `errors` [K, N]."""
+    """The gradient of the loss with respect to the head, from the features [N, M] and the errors [K, N]."""
     return Head(tf.transpose(tf.matmul(errors, phi)), tf.reduce_sum(errors, 1))
 
 
 def feature_gradient(head: Head, errors):
-    """The gradient of the loss with respect to the features, from `errors` [K, N]: [N, M]."""
+    """The gradient of the loss with respect to the features, from the errors [K, N]: [N, M]."""
     return tf.matmul(errors, head.kernel, transpose_a=True, transpose_b=True)
 
 
@@ -158,7 +153,7 @@ def fit_newton(head: Head, phi, targets, steps, kind: HeadKind = CLASSIFICATION)
 
     def body(step, head):
         current, error = loss_and_errors(head, counted(phi), targets, kind)
-        direction = _conjugate_gradient(head, phi, targets, gradient(phi, error), kind)
+        direction = _conjugate_gradient(head, phi, gradient(phi, error), kind)
 
         def after(length):
             return loss(tree.add_scaled(head, -length, direction), counted(phi, 0.5), targets, kind)
@@ -175,7 +170,7 @@ def fit_newton(head: Head, phi, targets, steps, kind: HeadKind = CLASSIFICATION)
     return tf.while_loop(lambda step, _: step < steps, body, (0, head), parallel_iterations=1)[1]
 
 
-def _conjugate_gradient(head, phi, targets, right_side, kind: HeadKind = CLASSIFICATION):
+def _conjugate_gradient(head, phi, right_side, kind: HeadKind = CLASSIFICATION):
     """Solves (H + DAMPING) d = right_side approximately for d; H is the Hessian of the loss at `head`.
 
     The residuals of exact conjugate gradients are orthogonal. Rounding takes that away within a few steps, and in
