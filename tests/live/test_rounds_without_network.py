@@ -14,6 +14,7 @@ from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data.cohorts import cohort
 from tfpfl.data.population import Population, Sampling
 from tfpfl.live import rounds as module
+from tfpfl.live.plan import visit_settings
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.serve import write_tokens
@@ -104,7 +105,8 @@ def test_who_comes_rarely_counts_more(make_run, tmp_path):
         before = moved(run)
         assert rounds.view.round_num == 2
         assert rounds.work(9, 21.0)["settings"]["head_rate"] == pytest.approx(2 * rate)
-        assert rounds.work(0, 21.0)["settings"]["head_rate"] == pytest.approx(rounds._settings_of(0, 1.0)["head_rate"])
+        always = visit_settings(run, rounds.population, 0, 1.0)
+        assert rounds.work(0, 21.0)["settings"]["head_rate"] == pytest.approx(always["head_rate"])
         for i in range(10):
             send(rounds, i, now=22.0)
         rounds.tick(40.0)

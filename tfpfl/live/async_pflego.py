@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflite_export.convert.personal import device_training
 from tflite_export.convert.program import unflatten
 from tfpfl.algorithms.contract import Algorithm
 from tfpfl.checks import InvalidArgument
@@ -61,18 +60,3 @@ def check_asynchronous(run) -> None:
             f"{run.folder}: its weighting is 'sampled', N_i over the examples of a cohort, and asynchronous rounds "
             "have no cohorts: make the run with --weighting alpha"
         )
-
-
-def visit_settings(run, client: int, per_step: float) -> dict:
-    """tau and the rates of a visit. As theta's, the head's step is divided by how often it is made.
-
-    Args:
-        run: an open `tfpfl.runs.run.Run` that `check_asynchronous` has checked.
-        client: its number.
-        per_step: how often it arrives in a step of the server, see `Ticket`.
-    """
-    settings = device_training(run.config, run.population, client, run.model)
-    assert isinstance(settings, dict)  # the rounds have checked it
-    if run.config.hyperparameters["head_rate"] == "rho":
-        settings = {**settings, "head_rate": settings["head_rate"] / per_step}
-    return settings

@@ -19,8 +19,9 @@ from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.live.arrivals import AsyncServer
 from tfpfl.live.async_book import AsyncBook, Logged
-from tfpfl.live.async_pflego import check_asynchronous, server_of, visit_settings
+from tfpfl.live.async_pflego import check_asynchronous, server_of
 from tfpfl.live.clients import score_rows
+from tfpfl.live.plan import visit_settings
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules, View, whole
 from tfpfl.models import tree
@@ -83,7 +84,7 @@ class AsyncRounds(LiveRounds):
         self._begun.add(client)
         ticket = self.async_server.begin(client, away)
         about = {"kind": wire.VISIT, "round": ticket.visit, "theta": view.theta, "seconds": _NO_DEADLINE, "splits": []}
-        settings = visit_settings(self.run, client, ticket.per_step)
+        settings = visit_settings(self.run, self.population, client, ticket.per_step)
         return about | {"settings": settings, "payload": self.rules.payload}
 
     def update(self, client: int, number: int, body: bytes, now: float) -> dict:

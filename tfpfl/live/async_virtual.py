@@ -15,7 +15,8 @@ from tflite_export.device.bench import any_interpreter
 from tflite_export.device.client import DeviceClient, Update
 from tflite_export.device.head_file import SavedHead, theta_sha256
 from tfpfl.live.arrivals import Timed, clocked
-from tfpfl.live.async_pflego import check_asynchronous, server_of, visit_settings
+from tfpfl.live.async_pflego import check_asynchronous, server_of
+from tfpfl.live.plan import visit_settings
 from tfpfl.live.serve import bundles_of
 from tfpfl.models import tree
 
@@ -53,7 +54,8 @@ class Phones:
             payload: how the gradient is sent.
         """
         device = self.client(client)
-        device.settings = {**device.settings, **visit_settings(self.run, client, per_step), "rounds": True}
+        settings = visit_settings(self.run, self.run.population, client, per_step)
+        device.settings = {**device.settings, **settings, "rounds": True}
         x, y = self.run.federation.arrays(client, "train", self.run.population.labels)
         x = x.astype(device.bundle.example_dtype, copy=False) if isinstance(x, np.ndarray) else x
         return device.round(theta, device.examples(x), y, payload=payload)

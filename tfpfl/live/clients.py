@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from tflite_export.convert.personal import device_training
 from tflite_export.device import payload as payloads
 from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.population import ClientInfo, Population
 from tfpfl.engines.visit import server_step
 from tfpfl.live.enrolled import enrolled_of
-from tfpfl.live.plan import Vectors, refusal
+from tfpfl.live.plan import Vectors, exported_training, refusal
 from tfpfl.live.rules import MOST_SCORE, Refused, Rules
 from tfpfl.models import tree
 from tfpfl.runs import protocols
@@ -39,8 +38,7 @@ class Clients:
     def __init__(self, run, rules: Rules):
         self.run, self.rules = run, rules
         self.algorithm, self.population, self.model = run.algorithm, run.population, run.model
-        first = int(run.population.client_ids[0])
-        self._exported = not isinstance(device_training(run.config, run.population, first, run.model), str)
+        self._exported = isinstance(exported_training(run), dict)
         if not self._exported and (why := refusal(run)):
             raise InvalidArgument(f"{run.folder}: devices cannot take part: {why}")
         if (patience := run.config.patience) is not None:

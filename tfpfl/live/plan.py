@@ -175,6 +175,27 @@ class Vectors:
         return server_step(server, aggregation.finish(self._algorithm, found, list(updates)), found.weight)
 
 
+def exported_training(run) -> dict | str:
+    """The settings of visits by the exported program, of a run's first client; or why devices cannot run it."""
+    return device_training(run.config, run.population, int(run.population.client_ids[0]), run.model)
+
+
+def visit_settings(run, population: Population, client: int, often: float) -> dict:
+    """tau and the rates of a visit by the exported program. Who comes rarely takes longer steps, as in the engines.
+
+    Args:
+        run: an open `tfpfl.runs.run.Run` whose devices run the exported program.
+        population: the clients that count now.
+        client: its number.
+        often: how often it arrives in a step of the server: of a cohort, the probability that it does.
+    """
+    settings = device_training(run.config, population, client, run.model)
+    assert isinstance(settings, dict)  # the rounds have checked it
+    if run.config.hyperparameters["head_rate"] == "rho":  # as theta's, the head's step is divided by it
+        settings = {**settings, "head_rate": settings["head_rate"] / often}
+    return settings
+
+
 def refusal(run) -> str | None:
     """Why the clients of a run cannot be devices with TensorFlow; None: they can.
 
@@ -183,7 +204,7 @@ def refusal(run) -> str | None:
     """
     config, algorithm = run.config, run.algorithm
     if config.algorithm == "pflego":
-        return str(device_training(config, run.population, int(run.population.client_ids[0]), run.model))
+        return str(exported_training(run))
     if config.own_method is not None or config.network not in NETWORKS:
         what = "method" if config.own_method is not None else "network"
         return f"its {what} is your own, and a device runs no code that a server sends it"
@@ -225,8 +246,7 @@ def check_exported(run, what: str) -> None:
         InvalidArgument: devices cannot take part in this run, or only with TensorFlow; or its clients are known when
             they join.
     """
-    why = device_training(run.config, run.population, int(run.population.client_ids[0]), run.model)
-    if isinstance(why, str):
+    if isinstance(why := exported_training(run), str):
         raise InvalidArgument(f"{run.folder}: devices cannot take part: {what} need the exported program: {why}")
     if is_places(run.federation):
         raise InvalidArgument(f"{run.folder}: {what} need clients whose sizes are known before they join, not places")

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tflite_export.convert.personal import device_training
 from tflite_export.convert.program import flatten, unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.head_file import theta_sha256
@@ -27,6 +26,7 @@ from tfpfl.engines import aggregation
 from tfpfl.engines.visit import GLOBAL
 from tfpfl.live.book import Book, Member, OpenRound
 from tfpfl.live.clients import Clients, score_rows
+from tfpfl.live.plan import visit_settings
 from tfpfl.live.rules import Refused, Rules, Stepped, View, whole
 from tfpfl.models import tree
 from tfpfl.runs import protocols
@@ -344,18 +344,11 @@ class LiveRounds(Clients):
             self._close(now)
 
     def _invite(self, opened: OpenRound, waiting: frozenset, deadline: float) -> None:
-        settings = {i: {} if self.vectors else self._settings_of(i, p) for i, p in opened.arrival.items()}
+        run, people = self.run, self.population
+        settings = {i: {} if self.vectors else visit_settings(run, people, i, p) for i, p in opened.arrival.items()}
         splits = self._splits if self._training.is_evaluated(opened.number, self.run.config.rounds) else ()
         self.view = View(wire.VISIT, opened.number, opened.theta, waiting, deadline, settings, splits)
         self._began = time.perf_counter()
-
-    def _settings_of(self, client: int, arrival: float) -> dict:
-        """tau and the rates of a visit. Who comes rarely takes larger steps, as in the engines."""
-        settings = device_training(self.run.config, self.population, client, self.run.model)
-        assert isinstance(settings, dict)  # the constructor has checked it
-        if self.run.config.hyperparameters["head_rate"] == "rho":
-            settings = {**settings, "head_rate": settings["head_rate"] / arrival}
-        return settings
 
     @property
     def _splits(self) -> tuple:

@@ -25,6 +25,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data.places import is_places
 from tfpfl.live import secure_graph as graph
 from tfpfl.live.book import Book, OpenRound
+from tfpfl.live.plan import visit_settings
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules, Stepped, View, whole
 from tfpfl.live.secure_book import FAILED, SecureBook
@@ -276,7 +277,7 @@ class SecureRounds(LiveRounds):
             codec = {name: getattr(known.codec, name) for name in _CODEC}
             run, theta = self.run.config.run_id, opened.theta
             for i, arrival in opened.arrival.items():
-                settings = self._settings_of(i, arrival)
+                settings = visit_settings(self.run, self.population, i, arrival)
                 own = {"settings": settings, "weight": kept.about["weights"][str(i)]}
                 found[i] = base | own | {"run": run, "theta": theta, "codec": codec}
         else:

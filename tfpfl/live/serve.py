@@ -29,7 +29,7 @@ from tfpfl.data.population import ClientInfo
 from tfpfl.live.async_pflego import check_asynchronous
 from tfpfl.live.async_rounds import AsyncRounds
 from tfpfl.live.page import LivePage, require_page
-from tfpfl.live.plan import PLAN, plan_of, refusal
+from tfpfl.live.plan import PLAN, exported_training, plan_of, refusal
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.secure_rounds import SecureRounds, check_secure
@@ -60,7 +60,7 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
     found: dict[int, Path] = {}
     root = run.folder / BUNDLES
     root.mkdir(exist_ok=True)
-    if isinstance(_training_of(run), str):
+    if isinstance(exported_training(run), str):
         return _plans_of(run, root)
     infos = [run.population.info(client) for client in run.population.client_ids.tolist()]
     if is_places(run.federation):  # what can be made before anyone has joined; others are made when one joins
@@ -69,11 +69,6 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
         if (k := int(info.num_classes)) not in found:
             found[k] = bundle_for(run, info, browser)
     return found
-
-
-def _training_of(run) -> dict | str:
-    """The settings of rounds with the exported program, of the first client; or why there are none."""
-    return device_training(run.config, run.population, int(run.population.client_ids[0]), run.model)
 
 
 def bundle_for(run, info: ClientInfo, browser: bool = False) -> Path:
@@ -257,7 +252,7 @@ def serve(
         check_asynchronous(run)
     if page is not None:
         require_page(page)
-        if isinstance(why := _training_of(run), str):
+        if isinstance(why := exported_training(run), str):
             raise InvalidArgument(f"browsers cannot take part in {run.folder}: {why}")
     bundles = bundles_of(run, browser=page is not None)
     files = None if page is None else LivePage(page, bundles[min(bundles)])
