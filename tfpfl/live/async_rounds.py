@@ -244,7 +244,7 @@ class AsyncRounds(LiveRounds):
                 f"step {number} diverged: theta is not finite. All earlier steps are saved. A smaller rho, or "
                 "--max-norm, may help in a new run"
             )
-            self.view = View(wire.NOTHING, self.saved, "", frozenset(), np.inf)
+            self.view = View(wire.NOTHING, self.saved)
             return
         row = self._row(number, self.book.arrivals((number - 1) * self.async_server.buffer))
         self.run.store.commit_round(number, tree.arrays(server), {}, row)

@@ -69,7 +69,7 @@ class LiveRounds(Clients):
         self._members = self.book.members()
         # {client: when it was last heard of}; a new start of the server is not the devices' fault
         self.seen = {i: now for i, m in self._members.items() if m.key is not None}
-        self.view = View(wire.NOTHING, 0, "", frozenset(), np.inf)
+        self.view = View(wire.NOTHING, 0)
         try:
             opened = self.book.open_now()
             self._enrol(opened.number if opened else run.store.round_num + 1)
@@ -319,7 +319,7 @@ class LiveRounds(Clients):
     def _open(self, now: float) -> None:
         number = self.run.store.round_num + 1
         if number > self.run.config.rounds:
-            self.view = View(wire.DONE, number - 1, "", frozenset(), np.inf)
+            self.view = View(wire.DONE, number - 1)
             self._write_history()  # also if an earlier server was killed before it did
             return
         if not self._are_enough():
@@ -367,7 +367,7 @@ class LiveRounds(Clients):
                 f"round {number} diverged: theta is not finite after the server's step. All earlier rounds are saved. "
                 "A smaller rho, or --max-norm, may help in a new run"
             )
-            self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
+            self.view = View(wire.NOTHING, number)
             return
         if self._training.is_evaluated(number, self.run.config.rounds):
             waiting = frozenset(self.awake(now).tolist()) & set(self.ids) - set(self.book.scores(number))
@@ -435,7 +435,7 @@ class LiveRounds(Clients):
         self.saved = number
         self.book.end_round(number, now)
         self._open_round, self._members = None, self.book.members()
-        self.view = View(wire.NOTHING, number, "", frozenset(), np.inf)
+        self.view = View(wire.NOTHING, number)
         if rows:
             self._write_history()
         if self._ticks and (told or number == self.run.config.rounds):

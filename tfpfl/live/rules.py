@@ -26,9 +26,9 @@ class View(NamedTuple):
 
     kind: str  # wire.VISIT, SCORE, NOTHING (no round is open) or DONE
     round_num: int
-    theta: str  # sha256 of the message that is visited or scored
-    waiting: frozenset  # the clients that have something to do
-    deadline: float
+    theta: str = ""  # sha256 of the message that is visited or scored
+    waiting: frozenset = frozenset()  # the clients that have something to do
+    deadline: float = math.inf
     settings: dict = {}  # {client: tau and the rates of its visit}
     splits: tuple = ()  # what a visit scores as well
 
@@ -45,7 +45,7 @@ def whole(change):
             return change(rounds, *arguments)
         except BaseException as error:
             rounds.failed = error
-            rounds.view = View(wire.NOTHING, rounds.view.round_num, "", frozenset(), math.inf)
+            rounds.view = View(wire.NOTHING, rounds.view.round_num)
             raise
 
     return changed

@@ -253,7 +253,7 @@ class SecureRounds(LiveRounds):
         self._began = time.perf_counter()
         attempt = self.book.attempt(opened.number)
         if opened.closed:
-            self.view = View(wire.NOTHING, opened.number, opened.theta, frozenset(), np.inf)
+            self.view = View(wire.NOTHING, opened.number, opened.theta)
             self._close(now)
         elif attempt is None and self.book.bodies(opened.number):  # sent before rounds were secure, and told to count
             self._close(now)
@@ -434,7 +434,7 @@ class SecureRounds(LiveRounds):
         self.book.fail(opened.number, why, now)
         _logger.warning("round %d, attempt %d failed: %s", opened.number, kept.number, why)
         self._phase, self._again = None, now + min(2.0 ** min(kept.number - 1, 60), self.rules.deadline)
-        self.view = View(wire.NOTHING, opened.number, opened.theta, frozenset(), np.inf)
+        self.view = View(wire.NOTHING, opened.number, opened.theta)
 
     def _step_of(self, number: int) -> Stepped:
         """The server's step with the sum."""
