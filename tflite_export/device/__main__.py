@@ -17,8 +17,7 @@ from tflite_export.device.bench import any_interpreter
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live.client import LiveDevice
 from tflite_export.device.live.connection import trusting
-
-SPLITS = ("train", "validation", "test")
+from tflite_export.device.live.wire import SPLITS
 
 
 def read_examples(folder: Path) -> dict:

@@ -68,7 +68,7 @@ class Watch:
 
     def __init__(self, rounds: LiveRounds, token: str):
         self.rounds, self._token = rounds, hashlib.sha256(token.encode()).digest()
-        self._history: list[dict] = []  # of each saved round
+        self.history: list[dict] = []  # all saved rounds, as `state` has found them
         self._again = 0  # the rounds after this one are read again: scores may have come after they were saved
         self._scores: dict[int, float] = {}  # {client: its score in the last evaluated round}
         self._kept: dict[str, Any] = {}
@@ -104,11 +104,6 @@ class Watch:
         """Whether somebody asked for the state within the last `WATCHED` seconds."""
         return now - self._asked < WATCHED
 
-    @property
-    def history(self) -> list[dict]:
-        """All saved rounds, as `state` has found them."""
-        return self._history
-
     def state(self, since: int, now: float) -> dict:
         """All that is shown.
 
@@ -120,7 +115,7 @@ class Watch:
         seen = self.rounds.view.kind, self.rounds.view.round_num
         if seen != self._seen or not 0 <= now - self._kept["at"] < KEPT:
             self._kept, self._seen = self._state(now), seen
-        return self._kept | {"history": self._history[max(since, 0) :][:MOST_ROUNDS]}
+        return self._kept | {"history": self.history[max(since, 0) :][:MOST_ROUNDS]}
 
     def _state(self, now: float) -> dict:
         self._read_rounds()
@@ -138,7 +133,7 @@ class Watch:
             "counts": counts,
             "members": members[:MOST_MEMBERS],
             "left_off": max(len(members) - MOST_MEMBERS, 0),
-            "bytes": {way: sum(row[f"bytes_{way}"] for row in self._history) for way in ("up", "down")},
+            "bytes": {way: sum(row[f"bytes_{way}"] for row in self.history) for way in ("up", "down")},
             "events": [dict(zip(names, event[1:5], strict=True)) for event in self.rounds.book.events(MOST_EVENTS)],
         }
 
@@ -195,10 +190,10 @@ class Watch:
     def _read_rounds(self) -> None:
         """Reads the rounds that were saved since the last time, and again those that were still being scored then."""
         store, split, score = self.rounds.run.store, self._about["split"], self._about["score"]["name"]
-        since, evaluated = min(self._again, len(self._history)), None
+        since, evaluated = min(self._again, len(self.history)), None
         self._again = (self.rounds.oldest_scored or self.rounds.saved + 1) - 1
         rows = store.history(since=since)
-        del self._history[since:]
+        del self.history[since:]
         for row in rows:
             told = {name: row.get(name) for name in ("round", "clients", "dropped", "loss", "seconds")}
             told |= {"bytes_up": row.get("bytes_up", 0), "bytes_down": row.get("bytes_down", 0), "scores": {}}
@@ -208,7 +203,7 @@ class Watch:
                     told["scores"].setdefault(model, {})[key] = row[f"{model}{end}"]
                     evaluated = row["round"]
             told["scores"] = {model: json_row(found) for model, found in told["scores"].items()}
-            self._history.append(json_row(told))
+            self.history.append(json_row(told))
         if evaluated is not None:
             rows = [e for e in store.evaluations(evaluated) if e.split == split]
             own = protocols.predicts(rows)

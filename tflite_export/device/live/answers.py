@@ -61,14 +61,14 @@ def files_of(answer: dict) -> list[str]:
     return names
 
 
-def round_of(work: dict) -> int:
+def round_of(work: dict, what: str = "round") -> int:
     """The round of a work.
 
     Raises:
         ServerError: it names none.
     """
     if (number := wire.entry_or(work, "round", int, 1, None)) is None:
-        raise unusable("round")
+        raise unusable(what)
     return number
 
 
@@ -90,10 +90,8 @@ def round_and_theta(work: dict) -> tuple[int, str]:
     Raises:
         ServerError: one is missing.
     """
-    number, both = wire.entry_or(work, "round", int, 1, None), "round and theta"
-    if number is None:
-        raise unusable(both)
-    return number, theta_of(work, both)
+    both = "round and theta"
+    return round_of(work, both), theta_of(work, both)
 
 
 def settings_of(work: dict) -> dict[str, Any]:
