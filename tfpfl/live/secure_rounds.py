@@ -18,7 +18,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live import wire
 from tflite_export.device.live.secure import shamir
 from tflite_export.device.live.secure.codec import LARGEST, Codec, CodecError
-from tflite_export.device.live.secure.exchange import LEAST, NONCE, Peer, checked_peer
+from tflite_export.device.live.secure.exchange import BOX, LEAST, Peer, checked_peer
 from tflite_export.device.live.secure.masks import Attempt, SecureError
 from tflite_export.device.live.wire import KEYS, MASKED, PHASES, SHARES, UNMASK
 from tfpfl.checks import InvalidArgument
@@ -33,7 +33,6 @@ from tfpfl.live.secure_messages import by_client, peer_of, public_keys, told_of
 from tfpfl.live.secure_sum import Circle, Shares, open_sum, without_few
 
 _logger = logging.getLogger(__name__)
-_BOX = NONCE + 2 * shamir.SIZE + 16  # bytes
 _TOO_OLD = "this run aggregates securely, and this client cannot: update it (docs/secure.md)"
 
 
@@ -207,7 +206,7 @@ class SecureRounds(LiveRounds):
             raise SecureError("every key of an attempt must be another one: devices refuse two that are equal")
 
     def _check_shares(self, client: int, about: dict, _, known: Phase) -> None:
-        boxes = by_client(about, "boxes", _BOX)
+        boxes = by_client(about, "boxes", BOX)
         if boxes.keys() != set(known.neighbours[client]):
             raise SecureError(f"client {client} must send one box for each of its neighbours")
 

@@ -17,6 +17,7 @@ from tflite_export.device.live.secure import masks, shamir
 from tflite_export.device.live.secure.masks import Attempt, PrivateKey, SecureError
 
 NONCE = 12
+BOX = NONCE + 2 * shamir.SIZE + 16  # bytes of what one neighbour sends another: two shares, encrypted
 LEAST = 3  # clients in a sum; the sum over two says to each of them what the other one sent
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tflite_export.device import payload as payloads
 from tflite_export.device.live import wire
-from tflite_export.device.live.secure import exchange, shamir
+from tflite_export.device.live.secure import exchange
 from tflite_export.device.live.secure.codec import Codec
 from tflite_export.device.live.secure.exchange import Held, Peer, Secrets
 from tflite_export.device.live.secure.masks import Attempt, SecureError
@@ -20,7 +20,6 @@ from tflite_export.device.live.state import Pending
 from tflite_export.device.live.wire import KEYS, MASKED, SHARES, UNMASK
 
 _CODEC = ("size", "clients", "max_examples", "exponent", "loss_exponent")
-_BOX = exchange.NONCE + 2 * shamir.SIZE + 16
 
 
 class SecureVisits:
@@ -109,7 +108,7 @@ class SecureVisits:
 
     def _masked(self, attempt: Attempt, kept: dict, work: dict, visit: Pending | None) -> bytes:
         peers, secrets = self._peers(kept), _secrets(kept)
-        boxes = _by_client(work, "boxes", _BOX)
+        boxes = _by_client(work, "boxes", exchange.BOX)
         held = exchange.open_boxes(attempt, self._client, secrets, peers, boxes)
         if len(held) < kept["threshold"]:
             raise SecureError(f"{len(held)} neighbours are left, and {kept['threshold']} must be")
