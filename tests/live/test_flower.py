@@ -165,7 +165,7 @@ def test_an_update_that_was_not_counted_leaves_the_head_as_it_was(run, tmp_path)
             nodes.answer(question._replace(record={**question.record, THETA: damaged}))
         with pytest.raises(InvalidInput, match="no file of a bundle"):
             with closing(State(tmp_path / "new")) as state:
-                keep_bundle(state, {"../x": b""})
+                keep_bundle(state, [("../x", b"")])
 
 
 def test_answers_that_cannot_be_used_are_left_aside(bare_run, tmp_path):

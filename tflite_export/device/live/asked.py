@@ -94,7 +94,7 @@ class AskedDevice:
     def _take_bundle(self, question: Record) -> None:
         if not (self.state.bundle / MANIFEST).exists():
             names = [name for name in question if name.startswith(FILE)]
-            keep_bundle(self.state, {name.removeprefix(FILE): _part(question, name) for name in names})
+            keep_bundle(self.state, {name.removeprefix(FILE): _part(question, name) for name in names}.items())
         if not self.state.head.exists():
             keep_first_head(self.state, _part(question, HEAD))
 

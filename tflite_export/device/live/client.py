@@ -10,7 +10,6 @@ becomes current exactly if the server has counted it. The head, examples and lab
 import hashlib
 import json
 import random
-import shutil
 import ssl
 import time
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.files import write_whole
 from tflite_export.device.head_file import is_unicode
 from tflite_export.device.layout import MANIFEST, PROGRAM
 from tflite_export.device.live import wire
@@ -39,7 +37,14 @@ from tflite_export.device.live.rests import SCORES, UPDATE, Rests
 from tflite_export.device.live.secure.state import SecureState
 from tflite_export.device.live.state import State
 from tflite_export.device.live.wire import KEYS, MASKED, PHASES
-from tflite_export.device.live.work import Work, about_device, check_before_joining, check_examples, keep_first_head
+from tflite_export.device.live.work import (
+    Work,
+    about_device,
+    check_before_joining,
+    check_examples,
+    keep_bundle,
+    keep_first_head,
+)
 from tflite_export.device.runtime import Bundle
 
 _WAIT = 25.0  # seconds of a poll
@@ -180,13 +185,9 @@ class LiveDevice:
     def _get_bundle(self) -> None:
         """Takes the bundle from the server, once."""
         if not (self.state.bundle / self._whole).exists():
-            new = self.state.bundle.with_name("bundle.new")
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
-            for name in files_of(self._json(self._ask("GET", "/v1/bundle"))):
-                write_whole(new / name, self._good(self._ask("GET", f"/v1/bundle/{name}")).body)
-            self._check_bundle(new)
-            new.replace(self.state.bundle)
+            names = files_of(self._json(self._ask("GET", "/v1/bundle")))
+            files = ((name, self._good(self._ask("GET", f"/v1/bundle/{name}")).body) for name in names)
+            keep_bundle(self.state, files, self._check_bundle)
 
     def _get_head(self) -> None:
         """Takes the initial head from the server, once."""

@@ -1,6 +1,7 @@
 """The work of a device in live rounds, whoever brings the question: a visit, and scores. It knows no network."""
 
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -174,12 +175,13 @@ class Work:
         return rows
 
 
-def keep_bundle(state: State, files: dict[str, bytes]) -> None:
+def keep_bundle(state: State, files: Iterable[tuple[str, bytes]], check: Callable[[Path], object] = Bundle) -> None:
     """Keeps a bundle that a server sent.
 
     Args:
         state: the device's folder.
-        files: {name: content}.
+        files: name and content of each.
+        check: checks the folder of the new bundle. Default: every hash.
 
     Raises:
         InvalidInput: a name is none of a file, a file is missing or damaged.
@@ -187,11 +189,11 @@ def keep_bundle(state: State, files: dict[str, bytes]) -> None:
     new = state.bundle.with_name("bundle.new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
-    for name, content in files.items():
+    for name, content in files:
         if Path(name).name != name or name.startswith("."):
             raise InvalidInput(f"the server names a file {name!r}, which is no file of a bundle")
         write_whole(new / name, content)
-    Bundle(new)  # checks every hash
+    check(new)
     new.replace(state.bundle)
 
 
