@@ -65,19 +65,6 @@ def load_source(
     check_type("the data set", name, str, "the name of one, such as 'digits'")
     if only_classes is not None:
         check_type("only_classes", only_classes, str, "a text, such as 'cat,dog' or 'first_half'")
-        found = load_source(
-            name,
-            allow_download=allow_download,
-            data_dir=data_dir,
-            pixels=pixels,
-            augment=augment,
-            antialias=antialias,
-            features=features,
-            step=step,
-            label=label,
-            seed=seed,
-        )
-        return with_classes(found, only_classes)
     check_choice(features=(features, ("log_mel", "wave", "word")))
     if pixels not in ("unit", "signed"):
         raise InvalidArgument(f"unknown pixels {pixels!r}: one of unit, signed")
@@ -87,20 +74,20 @@ def load_source(
     given = {"pixels": pixels, "augment": augment, "antialias": antialias, "features": features, "step": step}
     _check_used(name, given | {"label": label})
     if name == "synthetic":
-        x, y = blobs(4_000, seed=seed)
-        return Source.from_arrays(x, y, name="synthetic", options={"seed": seed})
-    if name == "digits":
+        source = Source.from_arrays(*blobs(4_000, seed=seed), name="synthetic", options={"seed": seed})
+    elif name == "digits":
         source = _digits()
     elif name in PEOPLE:
-        return load_people(name, data_dir, features=features, seed=seed, **({} if step is None else {"step": step}))
+        source = load_people(name, data_dir, features=features, seed=seed, **({} if step is None else {"step": step}))
     elif name == DRAWERS:
         source = load_drawers(tfds_folder("omniglot", data_dir, allow_download), label, antialias, seed)
+    elif name == "omniglot":
+        source = load_omniglot(tfds_folder(name, data_dir, allow_download), augment, antialias, seed)
     else:
-        folder = tfds_folder(name, data_dir, allow_download)
-        source = (
-            load_omniglot(folder, augment, antialias, seed) if name == "omniglot" else load_tfds_images(name, folder)
-        )
-    return source._replace(scale=2 * source.scale, shift=-1.0) if pixels == "signed" else source
+        source = load_tfds_images(name, tfds_folder(name, data_dir, allow_download))
+    if pixels == "signed":
+        source = source._replace(scale=2 * source.scale, shift=-1.0)
+    return source if only_classes is None else with_classes(source, only_classes)
 
 
 def identity(name: str, data_dir: str | os.PathLike | None = None) -> str:
