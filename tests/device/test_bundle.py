@@ -17,7 +17,7 @@ from helpers.marks import slow_but
 from helpers.truth import examples, random_head, relative, relative_l2, varied
 from tflite_export import Bundle, BundleError, DeviceClient, ExportError, Runtime, export, verify
 from tflite_export.convert import personal
-from tflite_export.convert.texts import texts
+from tflite_export.convert.texts import model_card
 from tflite_export.device import layout
 from tflite_export.device.head_file import HeadError, SavedHead, head_bytes, load_head, theta_sha256
 from tflite_export.device.ops import operations
@@ -192,7 +192,7 @@ def test_a_changed_manifest_and_other_folders_are_refused(bundle, tmp_path):
 )
 def test_the_card_says_whose_model_it_is(bundle, changes, said, not_said):
     about = {**bundle.manifest, "took_part": True, "first_round": 2} | changes
-    card = texts(bundle.manifest, SimpleNamespace(about=about, labels=["a", "b", "c"]))["MODEL_CARD.md"]
+    card = model_card(bundle.manifest, SimpleNamespace(about=about, labels=["a", "b", "c"]))
     assert said in card and not_said not in card and "# Model of client 4 (phone 4)\n\n" in card
 
 

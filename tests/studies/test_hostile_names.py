@@ -216,7 +216,7 @@ def test_the_folder_of_data_sets_is_no_markup(folder, monkeypatch, tmp_path):
 @named
 def test_texts_of_a_bundle(name):
     """One class on each line of labels.txt; a model card without HTML and links."""
-    from tflite_export.convert.texts import texts
+    from tflite_export.convert.texts import model_card
 
     class Personal:
         labels = [one_line(name), "b"]  # as a federation gives them
@@ -230,7 +230,7 @@ def test_texts_of_a_bundle(name):
         "training": {"tau": 5, "beta": 0.1, "rho": 0.1, "head_rate": 0.1, "rounds": True},
         "preprocessing": {}, "quality": {}, "runtimes": {"tested": ["a"]},
     }  # fmt: skip
-    card = texts(manifest, Personal)["MODEL_CARD.md"]
+    card = model_card(manifest, Personal)
     unescaped = re.sub(r"\\.", "", card)
     assert is_plain(card, lines="\n") and "<" not in card and "](" not in unescaped
     assert markdown(name) in card and json.dumps(card)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tflite_export.convert import texts
 from tflite_export.convert.backbone import (
     BACKBONES,
     TRUNKS,
@@ -37,6 +36,7 @@ from tflite_export.convert.program import (
     program_functions,
 )
 from tflite_export.convert.several import Packed
+from tflite_export.convert.texts import model_card
 from tflite_export.device import layout
 from tflite_export.device.chunks import trunk_output
 from tflite_export.device.files import describe
@@ -179,8 +179,7 @@ def _write_files(folder, personal, inference, room):
     manifest["check"] = write_check(folder, theta, head, personal)
     if files := file_bounds(folder, personal, measured):
         manifest["check"]["files"] = files
-    for name, text in texts.texts(manifest, personal).items():
-        _save(folder, name, text.encode())
+    _save(folder, layout.MODEL_CARD, model_card(manifest, personal).encode())
     manifest["files"] = {path.name: _describe(path) for path in sorted(folder.iterdir())}
     return manifest
 

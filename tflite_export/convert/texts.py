@@ -1,13 +1,7 @@
 """Writes the text of a bundle: the model card."""
 
-from tflite_export.device.layout import MODEL_CARD
 from tfpfl.data.arrays import LISTED, first_of
 from tfpfl.runs.files import markdown
-
-
-def texts(manifest: dict, personal) -> dict:
-    """{file name: text} of the model card."""
-    return {MODEL_CARD: _model_card(manifest, personal)}
 
 
 def _whose(about, is_classes: bool) -> list[str]:
@@ -58,7 +52,8 @@ def _columns(names) -> str:
     return f"{first_of(list(map(markdown, names)))}{all_of_them}, in this order"
 
 
-def _model_card(manifest, personal) -> str:
+def model_card(manifest: dict, personal) -> str:
+    """The model card, in Markdown."""
     model, training, about = manifest["model"], manifest["training"], personal.about
     trunk = manifest.get("trunk")
     shape = " x ".join(map(str, trunk["raw_shape"] if trunk else model["example_shape"]))
