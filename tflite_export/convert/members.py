@@ -18,7 +18,7 @@ if `members` is asked for.
 """
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import save
@@ -27,7 +27,6 @@ from tflite_export.convert.browser import ROOM, in_turn
 from tflite_export.convert.personal import ExportError, device_training
 from tflite_export.convert.program import flatten
 from tfpfl.data.layout import is_several
-from tfpfl.data.population import ClientInfo
 
 FORMAT = 2
 EXAMPLES = 32  # at most so many training and so many test examples of a member: one call of the program
@@ -90,7 +89,8 @@ def members_of(run, count: int, *, classes: int | None = None, start: str = "ini
     tensors: dict[str, np.ndarray] = {}
     for client in ids:
         own, found = _member(run, client, classes)
-        kernel, bias = run.algorithm.init_client(_info(run, client, len(own["class_ids"])))
+        info = run.population.info(client)._replace(num_classes=np.int32(len(own["class_ids"])))
+        kernel, bias = run.algorithm.init_client(info)
         tensors |= {f"kernel_{len(members)}": np.asarray(kernel), f"bias_{len(members)}": np.asarray(bias)}
         members.append(own)
         parts += found
@@ -175,8 +175,3 @@ def _packed(x: np.ndarray) -> dict[str, np.ndarray]:
     """The examples without the numbers that are 0: {'mask', 'ink'}, see above."""
     flat = x.reshape(-1)
     return {"mask": np.packbits(flat != 0), "ink": flat[flat != 0]}
-
-
-def _info(run, client: int, num_classes: int) -> Any:
-    info = run.population.info(client)
-    return ClientInfo(info.client_id, info.num_examples, np.int32(num_classes), info.alpha)

@@ -4,7 +4,7 @@ import math
 
 import tensorflow as tf
 
-from tflite_export.convert.gradients.common import constant, refuse, unbroadcast, where
+from tflite_export.convert.gradients.common import channels_last, constant, unbroadcast, where
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
@@ -82,8 +82,7 @@ def power(op, dy):
 
 
 def bias_add(op, dy):
-    if op.get_attr("data_format") != b"NHWC":
-        refuse(op, "in data format channels_first; take channels_last")
+    channels_last(op)
     return dy, tf.reduce_sum(dy, list(range(dy.shape.rank - 1)))
 
 
