@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import DEEPEST, InvalidArgument, levels
+from tfpfl.data.arrays import plain
 from tfpfl.data.layout import Layout
 
 FORMAT = 4  # the newest one; see `format_of`
@@ -106,7 +107,7 @@ def plain_values(value: Any) -> Any:
         return [plain_values(v) for v in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return value.item() if isinstance(value, np.generic) else value
+    return plain(value)
 
 
 def manifest_hash(manifest: dict) -> str:

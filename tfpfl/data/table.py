@@ -299,14 +299,13 @@ def _numbers(name: str, values: np.ndarray, mend: str, what: str = "features") -
     if values.dtype.kind not in "biuf":
         check_single(name, values)
         row = next((i for i, v in enumerate(values) if not is_missing(v) and not is_number(v)), None)
-        shown = "" if row is None else f", row {row + 1} has {cut(values[row])}"
         if row is not None:
-            if row is not None and WITH_COMMAS.fullmatch(str(values[row]).strip()):
+            if WITH_COMMAS.fullmatch(str(values[row]).strip()):
                 mend = (
                     "write numbers with a decimal point and no other sign between digits. pandas.read_csv(file, "
                     "decimal=',') reads a comma as the decimal point, and thousands=',' leaves it out"
                 )
-            raise InvalidArgument(f"column {name!r} is not numeric{shown}: {mend}")
+            raise InvalidArgument(f"column {name!r} is not numeric, row {row + 1} has {cut(values[row])}: {mend}")
         present(name, values)
         values = np.array([float(v) for v in values])
     present(name, values)

@@ -40,12 +40,12 @@ def find(
         data_dir: as in `people_folder`; it may be the file itself.
     """
     where = people_folder(data_dir)
-    if where is not None and where.is_file():
-        return where if any(where.match(pattern) for pattern in patterns) else None
-    for pattern in patterns if where is not None else ():
-        assert where is not None
-        if found := sorted(where.glob(pattern)):
-            return found[-1]
+    if where is not None:
+        if where.is_file():
+            return where if any(where.match(pattern) for pattern in patterns) else None
+        for pattern in patterns:
+            if found := sorted(where.glob(pattern)):
+                return found[-1]
     for package, inside in packages:
         spec = find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
