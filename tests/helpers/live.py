@@ -11,10 +11,12 @@ from contextlib import closing, contextmanager, suppress
 from urllib.parse import urlsplit
 
 import numpy as np
+import tensorflow as tf
 
 from tflite_export.convert.program import flatten
 from tflite_export.device import payload
 from tflite_export.device.live import wire
+from tflite_export.device.live.client import LiveDevice
 from tfpfl.live import serve
 from tfpfl.live.rules import Rules
 from tfpfl.live.server import LiveServer
@@ -51,6 +53,14 @@ def simulated(run, rounds):
 def live_theta(run):
     """The theta of a run after its rounds, flat."""
     return flatten(run.algorithm.message(run.training().server_state()))
+
+
+def same_models(run, devices, theta, heads, bound=1e-5):
+    """Compares the theta of a run and the heads that its devices have, {client: device}, with those of `simulated`."""
+    assert np.abs(live_theta(run) - theta).max() < bound
+    for client, head in heads.items():
+        for found, expected in zip(devices[client].client.head, head, strict=True):
+            assert np.abs(found - np.asarray(expected)).max() < bound
 
 
 def same_scores(found, expected):
@@ -107,6 +117,28 @@ def examples_of(run, client):
     return {s: (np.asarray(x), y) for s, (x, y) in found.items()} | {
         "classes": int(run.population.info(client).num_classes)
     }
+
+
+def device(run, address, folder, client, token, **how):
+    """The `LiveDevice` of one client of a run; `folder` has a folder for each."""
+    how = {"interpreter": tf.lite.Interpreter} | how
+    return LiveDevice(address, folder / f"device{client}", examples_of(run, client), token, **how)
+
+
+class Cut(BaseException):
+    """The power is gone, of a device or of the server."""
+
+
+def in_spite_of_cuts(devices, client, made):
+    """Runs a client's device, which `made` makes, to the end of the run; after each `Cut` it is made again."""
+    while True:
+        try:
+            if client in devices:  # a process that is killed lets its lock go
+                devices.pop(client).close()
+            devices[client] = made()
+            return devices[client].run()
+        except Cut:
+            continue
 
 
 def in_threads(functions, seconds=300):

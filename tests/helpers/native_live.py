@@ -14,7 +14,6 @@ from helpers.native import NO_COMPILER, Examples, Head, NativeError, build, comp
 from tflite_export.device.live import wire
 
 SPLITS = ("train", "validation", "test")
-SERVER_ERROR = 5
 OWN_CLOCK = "own_clock"  # the folder, in that of the programs, of a library whose clock only its own pauses move
 _NEEDED = """
 #include <curl/curl.h>

@@ -8,12 +8,11 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
-from helpers.live import EXACT, examples_of, in_threads, live_theta, serving, simulated
+from helpers.live import EXACT, Cut, device, in_threads, live_theta, serving, simulated
 from helpers.marks import slow_but
 from tflite_export.convert.program import flatten
 from tflite_export.device import payload
 from tflite_export.device.live import wire
-from tflite_export.device.live.client import LiveDevice
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.live.async_replay import replay
@@ -316,10 +315,6 @@ def test_the_options_are_told_what_is_wrong(run):
     assert not (folder / "live.sqlite").exists()
 
 
-class Cut(BaseException):
-    """The server's power is gone."""
-
-
 def worked(run, steps, killed=None):
     """A run's log and scores when ten clients work at ten speeds; the server dies after every third `killed`."""
     alive, calls = [], [0]
@@ -415,12 +410,9 @@ def test_the_log_of_devices_gives_the_same_bits(make_run, tmp_path):
             with serving(run, Rules(wait_for=3, buffer=3)) as (address, rounds, tokens):
 
                 def work(client, address=address, tokens=tokens, most=most):
-                    device = LiveDevice(
-                        address, tmp_path / f"{client}", examples_of(run, client), tokens[client],
-                        interpreter=tf.lite.Interpreter,
-                    )  # fmt: skip
-                    device.run(most)
-                    device.close()
+                    found = device(run, address, tmp_path, client, tokens[client])
+                    found.run(most)
+                    found.close()
 
                 in_threads([lambda i=i: work(i) for i in range(3)])
         assert run.store.round_num == 3 and {e.round_num for e in run.store.evaluations()} >= {3}

@@ -9,14 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from aiohttp import test_utils
 from click.testing import CliRunner
 
-from helpers.live import EXACT, Talker, examples_of, in_threads, live_theta, serving, simulated
+from helpers.live import EXACT, Talker, device, in_threads, live_theta, serving, simulated
 from tflite_export.convert.program import flatten
 from tflite_export.device.live import wire
-from tflite_export.device.live.client import LiveDevice
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
 from tfpfl.data.cohorts import cohort
@@ -225,8 +223,7 @@ def test_a_run_in_half_precision_is_near_the_simulated_one(run, tmp_path):
     with serving(run, Rules(wait_for=len(ids))) as (address, _, tokens):
 
         def work(client):
-            given = address, tmp_path / f"{client}", examples_of(run, client), tokens[client]
-            devices[client] = LiveDevice(*given, interpreter=tf.lite.Interpreter, half=True)
+            devices[client] = device(run, address, tmp_path, client, tokens[client], half=True)
             devices[client].run()
 
         in_threads([lambda i=i: work(i) for i in ids])

@@ -4,24 +4,28 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from helpers.live import EXACT, examples_of, in_threads, live_theta, same_scores, serving, simulated
+from helpers.live import (
+    EXACT,
+    Cut,
+    device,
+    in_spite_of_cuts,
+    in_threads,
+    live_theta,
+    same_models,
+    same_scores,
+    serving,
+    simulated,
+)
 from helpers.marks import slow_but
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.head_file import SavedHead
 from tflite_export.device.live import client as module
 from tflite_export.device.live import wire
-from tflite_export.device.live.client import LiveDevice
 from tfpfl.live import serve
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 
 ROUNDS = 4
-
-
-def device(run, address, folder, client, token, **how):
-    return LiveDevice(
-        address, folder / f"device{client}", examples_of(run, client), token, interpreter=tf.lite.Interpreter, **how
-    )
 
 
 SETTINGS = {  # name: (hyperparameters, bound); Adam at the server divides rounding by gradients of nearly 0
@@ -48,10 +52,7 @@ def check_live_against_simulated(run, tmp_path, bound):
 
         in_threads([lambda i=i: work(i) for i in ids])
     assert run.store.round_num == ROUNDS
-    assert np.abs(live_theta(run) - theta).max() < bound
-    for client, head in heads.items():
-        for found, expected in zip(devices[client].client.head, head, strict=True):
-            assert np.abs(found - np.asarray(expected)).max() < bound
+    same_models(run, devices, theta, heads, bound)
     same_scores(run.store.evaluations(), scores)
 
 
@@ -74,10 +75,6 @@ def test_a_device_whose_updates_are_too_long_rests_between_them(make_run, tmp_pa
     assert len(refused) == 4 and said[2::2] == [
         f"rests for {seconds} s before it asks for work again" for seconds in (5, 10, 20, 40)
     ]
-
-
-class Cut(BaseException):
-    """A device's power is gone."""
 
 
 @pytest.mark.slow
@@ -107,24 +104,13 @@ def test_devices_that_are_killed_come_back_and_nothing_is_lost_or_counted_twice(
     with serving(run, Rules(wait_for=len(ids))) as (address, rounds, tokens):
 
         def work(client):
-            while True:
-                try:
-                    if client in devices:  # a process that is killed lets its lock go
-                        devices.pop(client).close()
-                    devices[client] = device(run, address, tmp_path, client, tokens[client])
-                    devices[client].run()
-                    return
-                except Cut:
-                    continue
+            in_spite_of_cuts(devices, client, lambda: device(run, address, tmp_path, client, tokens[client]))
 
         in_threads([lambda i=i: work(i) for i in ids])
         counted = [event for event in rounds.book.events() if event[2] == "arrived"]
     assert not any(left[i] for i in {client for *_, client in counted}) and dropping
     assert len(counted) == 5 * ROUNDS == len({(number, client) for *_, number, client in counted})
-    assert np.abs(live_theta(run) - theta).max() < 1e-5
-    for client, head in heads.items():
-        for found, expected in zip(devices[client].client.head, head, strict=True):
-            assert np.abs(found - np.asarray(expected)).max() < 1e-5
+    same_models(run, devices, theta, heads)
 
 
 @pytest.mark.slow

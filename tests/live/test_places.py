@@ -5,10 +5,9 @@ import warnings
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from click.testing import CliRunner
 
-from helpers.live import EXACT, examples_of, in_threads, live_theta, serving, simulated
+from helpers.live import EXACT, device, in_threads, same_models, serving, simulated
 from tflite_export.convert.program import flatten
 from tflite_export.device import payload
 from tflite_export.device.live import wire
@@ -220,30 +219,19 @@ def test_devices_that_nobody_knew_train_as_in_a_simulation_of_their_data(make_ru
 
             def work(client, most):
                 if client not in devices:
-                    how = {"interpreter": tf.lite.Interpreter}
-                    folder = tmp_path / f"device{client}"
-                    devices[client] = LiveDevice(address, folder, examples_of(known, client), tokens[client], **how)
+                    devices[client] = device(known, address, tmp_path, client, tokens[client])
                 devices[client].run(most)
 
             in_threads([lambda i=i: work(i, 1) for i in first])
             late = [i for i in ids if i not in first]
             for client in late:  # they join while the end of round 1 waits for the others' scores
-                devices[client] = LiveDevice(
-                    address,
-                    tmp_path / f"device{client}",
-                    examples_of(known, client),
-                    tokens[client],
-                    interpreter=tf.lite.Interpreter,
-                )
+                devices[client] = device(known, address, tmp_path, client, tokens[client])
             assert rounds.view.round_num == 1 and rounds.view.kind == wire.SCORE
             in_threads([lambda i=i: work(i, None) for i in ids])
         since = {int(i): about["since"] for i, about in json.loads((run.folder / "enrolled.json").read_text()).items()}
         assert since == {i: 1 if i in first else 2 for i in ids}
         theta, heads = in_phases(known, [(1, first), (3, ids)])
-        assert np.abs(live_theta(run) - theta).max() < 1e-5
-        for client, head in heads.items():
-            for found, expected in zip(devices[client].client.head, head, strict=True):
-                assert np.abs(found - np.asarray(expected)).max() < 1e-5
+        same_models(run, devices, theta, heads)
 
 
 def in_phases(run, phases):
@@ -272,16 +260,11 @@ def test_ten_devices_that_nobody_knew_are_the_simulated_run(make_run, places, tm
             with serving(run, Rules(wait_for=len(ids))) as (address, _, tokens):
 
                 def work(client):
-                    how = {"interpreter": tf.lite.Interpreter}
-                    folder = tmp_path / f"device{client}"
-                    devices[client] = LiveDevice(address, folder, examples_of(known, client), tokens[client], **how)
+                    devices[client] = device(known, address, tmp_path, client, tokens[client])
                     devices[client].run()
 
                 in_threads([lambda i=i: work(i) for i in ids])
-            assert np.abs(live_theta(run) - theta).max() < 1e-5
-            for client, head in heads.items():
-                for found, expected in zip(devices[client].client.head, head, strict=True):
-                    assert np.abs(found - np.asarray(expected)).max() < 1e-5
+            same_models(run, devices, theta, heads)
             found = {(e.round_num, e.client_id, e.model, e.split): e for e in run.store.evaluations()}
             expected = {(e.round_num, e.client_id, e.model, e.split): e for e in scores if e.num_examples}
             assert found.keys() == expected.keys()

@@ -5,9 +5,18 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from helpers.live import Talker, examples_of, in_threads, live_theta, same_scores, serving, simulated
+from helpers.live import (
+    Cut,
+    Talker,
+    device,
+    in_spite_of_cuts,
+    in_threads,
+    same_models,
+    same_scores,
+    serving,
+    simulated,
+)
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live import wire
 from tflite_export.device.live.client import LiveDevice
@@ -15,12 +24,6 @@ from tflite_export.device.live.secure.state import SecureState
 from tfpfl.live.rules import Rules
 
 ROUNDS = 4
-
-
-def device(run, address, folder, client, token, **how):
-    return LiveDevice(
-        address, folder / f"device{client}", examples_of(run, client), token, interpreter=tf.lite.Interpreter, **how
-    )
 
 
 @pytest.mark.slow
@@ -36,17 +39,10 @@ def test_a_secure_run_is_the_simulated_one(run, tmp_path):
         in_threads([lambda i=i: work(i) for i in ids])
         events = [event[2] for event in rounds.book.events()]
     assert run.store.round_num == ROUNDS
-    assert np.abs(live_theta(run) - theta).max() < 1e-5
-    for client, head in heads.items():
-        for found, expected in zip(devices[client].client.head, head, strict=True):
-            assert np.abs(found - np.asarray(expected)).max() < 1e-5
+    same_models(run, devices, theta, heads)
     wanted = {(e.round_num, e.client_id, e.model, e.split) for e in run.store.evaluations()}
     same_scores(run.store.evaluations(), [e for e in scores if (e.round_num, e.client_id, e.model, e.split) in wanted])
     assert sum(event.startswith("failed") for event in events) == 0
-
-
-class Cut(BaseException):
-    """A device's power is gone."""
 
 
 @pytest.mark.slow
@@ -80,15 +76,7 @@ def test_devices_that_are_killed_at_every_message_lose_nothing(run, tmp_path, mo
     with serving(run, rules) as (address, rounds, tokens):
 
         def work(client):
-            while True:
-                try:
-                    if client in devices:  # a process that is killed lets its lock go
-                        devices.pop(client).close()
-                    devices[client] = device(run, address, tmp_path, client, tokens[client])
-                    devices[client].run()
-                    return
-                except Cut:
-                    continue
+            in_spite_of_cuts(devices, client, lambda: device(run, address, tmp_path, client, tokens[client]))
 
         in_threads([lambda i=i: work(i) for i in ids])
         events = rounds.book.events()
@@ -97,10 +85,8 @@ def test_devices_that_are_killed_at_every_message_lose_nothing(run, tmp_path, mo
     took_part = {client for _, client in arrived}
     assert all(len([m for m in left[i] if m[0] != wire.UNMASK]) == 0 for i in took_part)
     assert sum((wire.UNMASK, "keeping") not in left[i] for i in took_part) > 3
-    assert np.abs(live_theta(run) - theta).max() < 1e-5
-    for client, head in heads.items():
-        for found, expected in zip(devices[client].client.head, head, strict=True):
-            assert np.abs(found - np.asarray(expected)).max() < 1e-5
+    same_models(run, devices, theta, heads)
+    for client in heads:
         assert not list((tmp_path / f"device{client}" / "secure").glob("*"))  # nothing of the masks is left
 
 

@@ -20,14 +20,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 from click.testing import CliRunner
 from rich.console import Console
 
-from helpers.live import Talker, examples_of, join, score, send, serving
+from helpers.live import Talker, device, join, score, send, serving
 from tflite_export.device import payload
 from tflite_export.device.live import wire
-from tflite_export.device.live.client import LiveDevice, ServerError
+from tflite_export.device.live.client import ServerError
 from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.cli import main
 from tfpfl.live import watch as module
@@ -468,15 +467,15 @@ def test_tfpfl_serve_opens_one_port_on_the_loopback_and_says_how_to_watch(run, t
 
 def test_a_revoked_device_is_told_and_the_others_go_on(live, tmp_path):
     run, rounds, tokens, address, ask = live
-    device = LiveDevice(address, tmp_path / "d", examples_of(run, 3), tokens[3], interpreter=tf.lite.Interpreter)
-    assert device.step(wait=0)
+    found = device(run, address, tmp_path, 3, tokens[3])
+    assert found.step(wait=0)
     rounds.book.revoke(3, time.time())
     rounds.refresh()
     with pytest.raises(ServerError, match=r"refused \(403\): the token of client 3 was revoked: ask for a new one"):
-        device.step(wait=0)
-    device.close()
+        found.step(wait=0)
+    found.close()
     with pytest.raises(ServerError, match="403"):  # nor does it come in again
-        LiveDevice(address, tmp_path / "e", examples_of(run, 3), tokens[3], interpreter=tf.lite.Interpreter)
+        device(run, address, tmp_path / "again", 3, tokens[3])
     others = [Talker(address) for _ in range(9)]
     for talker, client in zip(others, sorted(set(range(10)) - {3}), strict=True):
         assert talker.join(run, client, tokens[client])[0] == 200
