@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.quadratics import flat, optimum, quadratic, use
-from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
+from helpers.rounds import COHORTS, by_hand, loss_of, mean, nothing_arrives, play, rounds_of, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import fedavg, feddyn, fedprox
 from tfpfl.algorithms.transforms.screening import screened
@@ -24,21 +24,18 @@ def data():
     return toy(sampling=Sampling("fixed", 0.4))
 
 
-def mean(structures):
-    structures = list(structures)
-    return tree.scale(1 / len(structures), tf.nest.map_structure(lambda *x: tf.add_n(x), *structures))
-
-
 @pytest.mark.parametrize(
     "options", slow_but([{"dyn": 0.1}, {"dyn": 3.0, "implicit_prox": True}], {"dyn": 0.1}), ids=str
 )
 def test_h_is_the_mean_of_all_clients_gradients_always(data, options):
     """Of all I: those that never came and those that left as well."""
-    engine = Simulation(feddyn(data.model, data.population, **BATCHES, **options))
-    server, states = engine.initialize(), initial_states(engine.algorithm, data.population)
-    for t, cohort in enumerate(SOME + COHORTS, 1):
-        output = engine.next(server, [states[i] for i in cohort], [data.visit(i, t) for i in cohort])
-        server, states = output.server, states | dict(zip(cohort, output.client_states, strict=True))
+    algorithm = feddyn(data.model, data.population, **BATCHES, **options)
+
+    def visits(_, ids, t):
+        return [data.visit(i, t) for i in ids]
+
+    for t, (output, states) in enumerate(rounds_of(Simulation(algorithm), algorithm, SOME + COHORTS, visits), 1):
+        server = output.server
         assert distance(server.h, mean(states.values())) < 1e-9
         assert distance(server.h, tree.zeros_like(server.h)) > 1e-3
         if t == len(SOME):

@@ -11,7 +11,7 @@ from helpers import small_runs as runs
 from helpers.marks import slow_but
 from helpers.one_broken import build
 from helpers.quick import quick
-from helpers.rounds import play
+from helpers.rounds import after_rounds, play
 from helpers.toys import backbone, client_loss, distance, gradient, initial_states, on_disk, toy
 from helpers.toys import visits as visits_of
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedavg, fedrecon, fedsgd, pflego
@@ -282,11 +282,7 @@ def test_both_engines_and_all_groupings_agree(tff, federation, name, objective):
     algorithm = screened(scheduled(algorithm, "inverse"))
 
     def rounds(engine):
-        server, states = engine.initialize(), initial_states(algorithm, algorithm.population)
-        for t, ids in ((1, [0, 2, 3]), (2, [1, 2, 4]), (3, [0, 1, 2])):
-            output = engine.next(server, [states[i] for i in ids], visits_of(algorithm, ids, t))
-            server, states = output.server, states | dict(zip(ids, output.client_states, strict=True))
-        return server, states
+        return after_rounds(engine, algorithm, [[0, 2, 3], [1, 2, 4], [0, 1, 2]])
 
     expected = rounds(Simulation(algorithm, federation, grouping="one_by_one"))
     assert distance(rounds(Simulation(algorithm, federation, grouping="stacked")), expected) < 1e-5

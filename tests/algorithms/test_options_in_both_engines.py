@@ -6,7 +6,8 @@ The battery over `ALGORITHMS` does so for full batches, and tests more.
 import pytest
 
 from helpers.marks import slow_but
-from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
+from helpers.rounds import after_rounds
+from helpers.toys import backbone, distance, on_disk, visits_by_id
 from tfpfl.algorithms import build_algorithm
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.scoring import Scorer
@@ -43,15 +44,6 @@ def federation(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("options") / "federation")
 
 
-def rounds(engine, algorithm):
-    """(the server's state, states by client id) after three rounds; of either engine."""
-    server, states = engine.initialize(), initial_states(algorithm, algorithm.population)
-    for t, ids in enumerate(COHORTS, 1):
-        output = engine.next(server, [states[i] for i in ids], visits_by_id(algorithm.population, ids, t))
-        server, states = output.server, states | dict(zip(ids, output.client_states, strict=True))
-    return server, states
-
-
 @pytest.mark.parametrize("name", slow_but(OPTIONS, "fedprox"))
 def test_both_engines_agree(tff, federation, name):
     from tfpfl.engines.tff.evaluation import federated_evaluation
@@ -60,8 +52,8 @@ def test_both_engines_agree(tff, federation, name):
     algorithm = build_algorithm(
         name, SplitModel(backbone("float32")), federation.population(shared_slots=True), **OPTIONS[name]
     )
-    server, states = rounds(Simulation(algorithm, federation), algorithm)
-    assert distance(rounds(federate(algorithm, federation), algorithm), (server, states)) < 1e-5
+    server, states = after_rounds(Simulation(algorithm, federation), algorithm, COHORTS)
+    assert distance(after_rounds(federate(algorithm, federation), algorithm, COHORTS), (server, states)) < 1e-5
     ids = COHORTS[-1]
     visits, heads = visits_by_id(algorithm.population, ids, 9), [states[i] for i in ids]
     expected = Scorer(algorithm, federation, ["test"])(server, heads, visits)

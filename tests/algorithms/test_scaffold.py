@@ -1,11 +1,10 @@
 """SCAFFOLD: gradient descent on the whole objective in its limit, its control variates by hand, and where it ends."""
 
 import pytest
-import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.quadratics import flat, optimum, use
-from helpers.rounds import COHORTS, loss_of, nothing_arrives, play, shared
+from helpers.rounds import COHORTS, loss_of, mean, nothing_arrives, play, rounds_of, shared
 from helpers.toys import distance, gradient, identical, initial_states, toy
 from tfpfl.algorithms import ALGORITHMS, fedavg, scaffold
 from tfpfl.algorithms.scaffold import Control, Server
@@ -23,11 +22,6 @@ def data():
     return toy(sampling=Sampling("fixed", 0.4))
 
 
-def mean(structures):
-    structures = list(structures)
-    return tree.scale(1 / len(structures), tf.nest.map_structure(lambda *x: tf.add_n(x), *structures))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("option", slow_but(["I", "II"], "II"))
 @pytest.mark.parametrize(
@@ -42,11 +36,13 @@ def test_round_1_is_uniform_fedavg(data, option, work):
 @pytest.mark.parametrize("option", slow_but(["I", "II"], "II"))
 def test_c_is_the_mean_of_all_clients_control_variates_always(data, option):
     """Of all I: those that never came and those that left as well."""
-    engine = Simulation(scaffold(data.model, data.population, option=option, eta_g=0.7, **BATCHES))
-    server, states = engine.initialize(), initial_states(engine.algorithm, data.population)
-    for t, cohort in enumerate(SOME + COHORTS, 1):
-        output = engine.next(server, [states[i] for i in cohort], [data.visit(i, t) for i in cohort])
-        server, states = output.server, states | dict(zip(cohort, output.client_states, strict=True))
+    algorithm = scaffold(data.model, data.population, option=option, eta_g=0.7, **BATCHES)
+
+    def visits(_, ids, t):
+        return [data.visit(i, t) for i in ids]
+
+    for t, (output, states) in enumerate(rounds_of(Simulation(algorithm), algorithm, SOME + COHORTS, visits), 1):
+        server = output.server
         assert distance(server.c, mean(s.c for s in states.values())) < 1e-9
         assert distance(server.c, tree.zeros_like(server.c)) > 1e-3
         if t == len(SOME):

@@ -9,6 +9,7 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.one_broken import BROKEN, build, only
 from helpers.quick import QUICK, quick
+from helpers.rounds import rounds_of
 from helpers.toys import distance, identical, initial_states, on_disk, toy, visits_by_id
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.exchanges import before_work
@@ -37,13 +38,8 @@ def with_fault(algorithm, kind, **limits):
 
 def after(process, algorithm, cohort, rounds=2):
     """(server, all clients' states, the last round's output): round 1 without client 2, then rounds of this cohort."""
-    server, states = process.initialize(), initial_states(algorithm, algorithm.population)
-    for t in range(1, rounds + 1):
-        ids = cohort if t > 1 else [1, 5, 6]
-        out = process.next(server, [states[i] for i in ids], visits_by_id(algorithm.population, ids, t))
-        server = out.server
-        states |= dict(zip(ids, out.client_states, strict=True))
-    return server, states, out
+    out, states = list(rounds_of(process, algorithm, [[1, 5, 6]] + [cohort] * (rounds - 1)))[-1]
+    return out.server, states, out
 
 
 @pytest.mark.slow

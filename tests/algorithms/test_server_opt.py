@@ -9,8 +9,8 @@ from helpers.marks import slow_but
 from helpers.normalized import model_for
 from helpers.one_broken import build
 from helpers.quick import quick
-from helpers.rounds import nothing_arrives, play, shared
-from helpers.toys import distance, identical, initial_states, on_disk, toy, visits_by_id
+from helpers.rounds import after_rounds, nothing_arrives, play, shared
+from helpers.toys import distance, identical, on_disk, toy
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.parts import adam, sgd
 from tfpfl.algorithms.transforms import median, scheduled, screened, server_optimized, with_objective
@@ -169,12 +169,7 @@ def test_a_round_in_which_nothing_arrives_changes_nothing(data):
 
 
 def rounds(engine, algorithm):
-    """(the server's state, the clients' states by id) after two rounds; of either engine."""
-    server, states = engine.initialize(), initial_states(algorithm, algorithm.population)
-    for t, ids in enumerate([[0, 2, 3], [1, 2, 4]], 1):
-        output = engine.next(server, [states[i] for i in ids], visits_by_id(algorithm.population, ids, t))
-        server, states = output.server, states | dict(zip(ids, output.client_states, strict=True))
-    return server, states
+    return after_rounds(engine, algorithm, [[0, 2, 3], [1, 2, 4]])
 
 
 @pytest.mark.slow

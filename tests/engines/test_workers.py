@@ -21,6 +21,7 @@ from helpers import small_runs as runs
 from helpers.marks import slow_but
 from helpers.network import addresses, reached
 from helpers.processes import alive, descendants
+from helpers.rounds import rounds_of
 from helpers.toys import distance, identical, initial_states, visits_by_id
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.transforms import faults
@@ -141,14 +142,9 @@ def some(t):
 
 def train(process, algorithm, rounds, cohort=some):
     """All that rounds give: (server, states by client, [(metrics, client metrics)])."""
-    server, states, metrics = process.initialize(), initial_states(algorithm, algorithm.population), []
-    for t in range(1, rounds + 1):
-        ids = cohort(t)
-        out = process.next(server, [states[i] for i in ids], visits_by_id(algorithm.population, ids, t))
-        server = out.server
-        states |= dict(zip(ids, out.client_states, strict=True))
-        metrics.append((dict(out.metrics), [dict(m) for m in out.client_metrics]))
-    return server, states, metrics
+    found = list(rounds_of(process, algorithm, [cohort(t) for t in range(1, rounds + 1)]))
+    metrics = [(dict(out.metrics), [dict(m) for m in out.client_metrics]) for out, _ in found]
+    return found[-1][0].server, found[-1][1], metrics
 
 
 ROUNDS = {

@@ -193,14 +193,15 @@ class Talker:
         return status, found
 
 
-def join(rounds, clients, now=0.0):
-    """Tokens for all clients of rounds without a network, and devices for these."""
+def join(rounds, clients=range(10), now=0.0):
+    """Rounds without a network, with tokens for all clients and devices for these."""
     rounds.book.set_tokens({i: f"token {i}" for i in rounds.ids})
     rounds.refresh()
     for i in clients:
         info = rounds.population.info(i)
         about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
         rounds.join(f"token {i}", about | {"key": wire.Signer().public}, now)
+    return rounds
 
 
 def send(rounds, client, now, loss=0.5):

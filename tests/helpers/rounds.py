@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from helpers.toys import Toy, client_loss, gradient, initial_states
+from helpers.toys import Toy, client_loss, gradient, initial_states, visits
 from tfpfl.engines import aggregation
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.visit import server_step
@@ -22,6 +22,27 @@ def play(algorithm, data: Toy, cohorts=COHORTS, server=None, states=None, first=
         server, states = output.server, states | dict(zip(cohort, output.client_states, strict=True))
         path.append(server)
     return path, states
+
+
+def rounds_of(engine, algorithm, cohorts, visits=visits):
+    """Runs one round per cohort, numbered from 1, in either engine: yields (its output, all clients' states by id)."""
+    server, states = engine.initialize(), initial_states(algorithm, algorithm.population)
+    for t, ids in enumerate(cohorts, 1):
+        output = engine.next(server, [states[i] for i in ids], visits(algorithm, ids, t))
+        server, states = output.server, states | dict(zip(ids, output.client_states, strict=True))
+        yield output, states
+
+
+def after_rounds(engine, algorithm, cohorts):
+    """(the server's state, all clients' states by id) after the rounds of `rounds_of`."""
+    output, states = list(rounds_of(engine, algorithm, cohorts))[-1]
+    return output.server, states
+
+
+def mean(structures):
+    """The mean of structures of tensors."""
+    structures = list(structures)
+    return tree.scale(1 / len(structures), tf.nest.map_structure(lambda *x: tf.add_n(x), *structures))
 
 
 def loss_of(data: Toy, client_id: int):

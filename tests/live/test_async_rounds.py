@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
-from helpers.live import EXACT, Cut, device, in_threads, live_theta, serving, simulated
+from helpers.live import EXACT, Cut, device, in_threads, join, live_theta, serving, simulated
 from helpers.marks import slow_but
 from tflite_export.convert.program import flatten
 from tflite_export.device import payload
@@ -22,16 +22,6 @@ from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.runs.store import StoreError
 from tfpfl.runs.training import DivergedError
-
-
-def join(rounds, clients=range(10), now=0.0):
-    rounds.book.set_tokens({i: f"token {i}" for i in rounds.ids})
-    rounds.refresh()
-    for i in clients:
-        info = rounds.population.info(i)
-        about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
-        rounds.join(f"token {i}", about | {"key": wire.Signer().public}, now)
-    return rounds
 
 
 def joined(run, clients=range(10), now=0.0, **rules):

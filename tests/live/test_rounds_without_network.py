@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from helpers.live import EXACT
+from helpers.live import EXACT, join
 from tflite_export.convert.program import flatten
 from tflite_export.device import payload
 from tflite_export.device.live import wire
@@ -24,14 +24,7 @@ from tfpfl.studies.new_clients import adapt_new_clients
 
 def joined(run, rules, clients=range(10), now=0.0):
     """The rounds of a run that these clients have joined at a time."""
-    rounds = LiveRounds(run, rules, now)
-    rounds.book.set_tokens({i: f"token {i}" for i in run.population.client_ids.tolist()})
-    rounds.refresh()
-    for i in clients:
-        info = run.population.info(i)
-        about = {"protocol": 1, "examples": int(info.num_examples), "classes": int(info.num_classes)}
-        rounds.join(f"token {i}", about | {"key": wire.Signer().public}, now)
-    return rounds
+    return join(LiveRounds(run, rules, now), clients, now)
 
 
 def send(rounds, client, value=1e-3, now=1.0, **other):

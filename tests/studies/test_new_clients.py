@@ -18,6 +18,7 @@ from rich.console import Console
 from helpers import small_runs as runs
 from helpers.made_records import made
 from helpers.marks import slow_but
+from helpers.rounds import after_rounds
 from helpers.toys import backbone, distance, initial_states, on_disk, visits_by_id
 from tfpfl import Sampling, Simulation, SplitModel, build_algorithm
 from tfpfl.algorithms import ALGORITHMS
@@ -53,12 +54,8 @@ def make(name, federation, client_ids=OLD, labels="local", slots=True, **hyperpa
 
 def trained(algorithm, federation, rounds=3):
     """The server's state after some rounds of everyone in the population."""
-    engine, ids = Simulation(algorithm, federation), algorithm.population.client_ids.tolist()
-    server, states = engine.initialize(), initial_states(algorithm, algorithm.population)
-    for t in range(1, rounds + 1):
-        output = engine.next(server, [states[i] for i in ids], visits_by_id(algorithm.population, ids, t))
-        server, states = output.server, states | dict(zip(ids, output.client_states, strict=True))
-    return server
+    everyone = algorithm.population.client_ids.tolist()
+    return after_rounds(Simulation(algorithm, federation), algorithm, [everyone] * rounds)[0]
 
 
 def written_out(algorithm, federation, server, client, adapt, seed=5, round_num=7):
