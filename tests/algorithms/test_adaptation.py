@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
-from helpers.toys import distance, gradient, identical, initial_states, run, toy
+from helpers.toys import distance, gradient, identical, initial_states, run
 from tfpfl import algorithms
 from tfpfl.algorithms import apfl, build_algorithm, ditto, fedavg_ft, fedfomo, fedrecon, fedrod, pfedme, pflego
 from tfpfl.algorithms.parts.adaptation import adaptation, near, squared_distance
@@ -18,11 +18,6 @@ from tfpfl.models.weights import Weights
 
 BATCHES = {"eta": 0.1, "batch_size": 2, "momentum": 0.5}
 CLIENT = 3
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,6 @@ SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2, 3)]  # 1 and 4 never come, 0 leaves
 
 
 @pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
-@pytest.fixture(scope="module")
 def fedavg_path(data):
     return play(fedavg(data.model, data.population, **SOLVER), data)[0]
 

@@ -26,11 +26,6 @@ ADAM = {"client_opt": "adam", "client_beta_1": 0.8, "client_epsilon": 1e-3, "cli
 SECOND = {"eta_p", "eta_b", "eta_f", "eta_ft"}  # rates beside a first one, for the same optimizer
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 def test_who_takes_it_and_who_says_why_not():
     gradients = {"pflego", "fedrecon", "fedsgd", "scaffold", "feddyn", "per_fedavg"}
     assert set(TAKE_IT) == set(ALGORITHMS) - gradients - {"fed3r"}

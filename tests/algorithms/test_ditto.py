@@ -11,11 +11,6 @@ from tfpfl.models import tree
 SOLVER = {"epochs": 2, "batch_size": 2, "momentum": 0.5}
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("eta_p", slow_but([0.1, 0.3], 0.3))
 def test_without_lambda_the_personal_models_are_local_training(eta_p):

@@ -16,11 +16,6 @@ from tfpfl.models.weights import Head, Weights
 PLAIN = {"normalize": False, "temperature": 1.0, "steps_ft": 0}
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 def features(data, i):
     return data.model.features(data.model.theta(), data.data[i][0]).numpy()
 

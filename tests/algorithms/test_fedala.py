@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
-from helpers.toys import distance, gradient, identical, initial_states, toy
+from helpers.toys import distance, gradient, identical, initial_states
 from tfpfl.algorithms import fedala, fedavg
 from tfpfl.algorithms.fedala import Aggregation, first_of_the_top
 from tfpfl.algorithms.parts.local_training import shuffled
@@ -15,11 +15,6 @@ from tfpfl.models import tree
 
 SOLVER = {"eta": 0.3, "steps": 3, "momentum": 0.5}
 FIRST = {None: 0, 1: 4, 2: 2, 3: 0}  # place in theta of the first mixed array: two layers of kernel and bias
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def flat(weights):

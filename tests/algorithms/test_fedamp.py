@@ -17,11 +17,6 @@ SOME = tf.constant([True, False, True, True, False, True])
 
 
 @pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
-@pytest.fixture(scope="module")
 def models():
     """Six vectors, some near each other: [6, 9]."""
     rng = np.random.default_rng(5)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, nothing_arrives, play, shared
-from helpers.toys import distance, gradient, identical, initial_states, toy, toy_of
+from helpers.toys import distance, gradient, identical, initial_states, toy_of
 from tfpfl.algorithms import fedas, fedper
 from tfpfl.algorithms.fedas import Personal
 from tfpfl.algorithms.parts.local_training import shuffled
@@ -14,11 +14,6 @@ from tfpfl.models import tree
 from tfpfl.models.weights import Weights
 
 WORK = {"eta": 0.2, "steps": 3}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def away(data, i, own, rows=None):

@@ -5,16 +5,11 @@ import pytest
 from scipy.linalg import polar
 
 from helpers.rounds import by_hand, loss_of, play
-from helpers.toys import distance, gradient, identical, objective, toy
+from helpers.toys import distance, gradient, identical, objective
 from tfpfl.algorithms import fedbabu
 from tfpfl.algorithms.fedbabu import orthogonal_head
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def matrix(head):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.rounds import by_hand, nothing_arrives, play
-from helpers.toys import distance, gradient, identical, initial_states, toy, toy_of
+from helpers.toys import distance, gradient, identical, initial_states, toy_of
 from tfpfl.algorithms import build_algorithm, fedcp, get_method
 from tfpfl.algorithms.fedcp import Policy, Shared, context_of, gates, initial_policy, mmd
 from tfpfl.models import SplitModel, tree
@@ -13,11 +13,6 @@ from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Head
 
 WORK = {"eta": 0.1, "steps": 3}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def say(phi, v, own, head, policy):

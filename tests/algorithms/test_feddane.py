@@ -6,16 +6,11 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, loss_of, play
-from helpers.toys import distance, gradient, initial_states, toy
+from helpers.toys import distance, gradient, initial_states
 from tfpfl.algorithms import feddane, fedprox, fedsgd
 from tfpfl.algorithms.contract import Between
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.models import tree
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def rounds_by_hand(data, start, cohorts, eta, mu, steps, weighting="examples", gone=((),) * 9):

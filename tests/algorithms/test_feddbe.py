@@ -6,18 +6,13 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, nothing_arrives, play, shared
-from helpers.toys import distance, gradient, identical, initial_states, run, toy
+from helpers.toys import distance, gradient, identical, initial_states, run
 from tfpfl.algorithms import fedavg, feddbe
 from tfpfl.algorithms.feddbe import Agreement, shifted
 from tfpfl.algorithms.transforms import screened
 from tfpfl.models import tree
 
 WORK = {"eta": 0.2, "steps": 3}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def phi_of(data, i, theta):

@@ -20,11 +20,6 @@ FULL = {"eta": 0.1, "steps": 3, "validation_fraction": 0.0}  # all examples for 
 VISITED = {"own_model": "visited"}  # the own model is one of the candidates that the server chooses
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 def sent(*models) -> Message:
     return Message(tf.stack([tree.to_vector(m) for m in models]), tf.fill([len(models)], True))
 

@@ -22,11 +22,6 @@ ETA_G, ETA_F, LAM = 0.3, 0.2, 0.7
 WORK = {"eta_g": ETA_G, "eta_f": ETA_F, "tau_g": 2, "tau_f": 3, "unit": "steps", "momentum": 0.0, "lam": LAM}
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 def features(theta, x):
     w_1, b_1, w_2, b_2 = theta
     return tf.tanh(tf.tanh(x @ w_1 + b_1) @ w_2 + b_2)

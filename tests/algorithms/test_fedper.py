@@ -5,18 +5,13 @@ import pytest
 
 from helpers.marks import slow_but
 from helpers.rounds import play, shared
-from helpers.toys import client_loss, distance, gradient, initial_states, objective, toy
+from helpers.toys import client_loss, distance, gradient, initial_states, objective
 from tfpfl.algorithms import fedavg, fedper, pflego
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
 
 ETA = 0.3
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 3, "momentum": 0.9}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def test_one_step_with_everyone_is_written_out(data):

@@ -5,18 +5,13 @@ import pytest
 import tensorflow as tf
 
 from helpers.rounds import COHORTS, play
-from helpers.toys import backbone, distance, gradient, identical, initial_states, toy
+from helpers.toys import backbone, distance, gradient, identical, initial_states
 from tfpfl.algorithms import build_algorithm, fedproto, separate
 from tfpfl.algorithms.fedproto import FAR
 from tfpfl.data.population import Population
 from tfpfl.models import SplitModel, tree
 
 ETA = 0.2
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def phi_of(theta, x):

@@ -6,18 +6,13 @@ import tensorflow as tf
 from scipy import stats
 
 from helpers.rounds import by_hand, loss_of, play, shared
-from helpers.toys import distance, identical, toy
+from helpers.toys import distance, identical
 from tfpfl.algorithms import fedavg, fedprox
 from tfpfl.algorithms.parts.local_training import local_solver, partial_work, straggles
 from tfpfl.data.randomness import client_key
 from tfpfl.models import tree
 
 SOLVER = {"eta": 0.1, "epochs": 3, "batch_size": 2, "momentum": 0.5}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def late_and_done(data, t, probability, work):

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from helpers.rounds import by_hand, loss_of, play
-from helpers.toys import distance, gradient, identical, initial_states, toy
+from helpers.toys import distance, gradient, identical, initial_states
 from tfpfl.algorithms import fedrecon, fedrep, pflego
 from tfpfl.algorithms.parts.local_training import support_and_query
 from tfpfl.models import tree
@@ -14,11 +14,6 @@ from tfpfl.models.weights import Weights
 from tfpfl.runs.cost import count_work
 
 TAU, BETA, RHO = 5, 0.2, 0.15
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def thetas(path):

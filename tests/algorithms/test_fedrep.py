@@ -6,18 +6,13 @@ import pytest
 
 from helpers.marks import slow_but
 from helpers.rounds import by_hand, loss_of, play
-from helpers.toys import distance, identical, initial_states, toy
+from helpers.toys import distance, identical, initial_states
 from tfpfl.algorithms import fedrep, pflego
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
 from tfpfl.runs.cost import count_work
 
 ETA_H, ETA_B = 0.2, 0.1
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 @pytest.mark.slow

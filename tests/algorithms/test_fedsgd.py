@@ -3,17 +3,12 @@
 import pytest
 
 from helpers.rounds import COHORTS, play, shared
-from helpers.toys import distance, gradient, identical, objective, toy
+from helpers.toys import distance, gradient, identical, objective
 from tfpfl.algorithms import fedavg, fedsgd
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
 
 ETA = 0.2
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def test_everyone_is_gradient_descent_on_the_objective(data):

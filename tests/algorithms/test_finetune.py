@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
-from helpers.toys import distance, identical, initial_states, toy
+from helpers.toys import distance, identical, initial_states
 from tfpfl.algorithms import fedavg, fedavg_ft, fedbabu, fedper, fedprox, fedprox_ft, finetuned, lg_fedavg, pflego
 from tfpfl.algorithms.parts.local_training import local_solver
 from tfpfl.algorithms.transforms import with_objective
@@ -16,11 +16,6 @@ from tfpfl.models.weights import Weights
 from tfpfl.studies import battery
 
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def personal(algorithm, data, message, i=1, state=()):

@@ -20,11 +20,6 @@ from tfpfl.studies import battery
 WORK = {"eta": 0.1, "steps": 3}
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 def half(b, c):
     h = tf.maximum(tf.reshape(c[None] @ b.kernel, [-1]) + b.bias, 0)
     mean, variance = tf.nn.moments(h, 0)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.marks import slow_but
-from helpers.toys import backbone, client_loss, distance, initial_states, toy, toy_of
+from helpers.toys import backbone, client_loss, distance, initial_states, toy_of
 from tfpfl.algorithms import pflego
 from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.pflego import LAST, head_steps
@@ -16,11 +16,6 @@ from tfpfl.models.heads import head_kind
 from tfpfl.models.weights import Head
 
 BOUNDED = ["classification", "multilabel", "regression", "huber:0.5"]  # kinds whose curvature has a bound
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def one_round(data, **hyperparameters):

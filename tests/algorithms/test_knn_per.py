@@ -24,11 +24,6 @@ from tfpfl.studies import battery
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 def softmax(z):
     e = np.exp(z - z.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)

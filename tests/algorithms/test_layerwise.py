@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, play, shared
-from helpers.toys import distance, gradient, identical, initial_states, toy
+from helpers.toys import distance, gradient, identical, initial_states
 from tfpfl.algorithms import ditto, fedavg, fedprox, layerwise
 from tfpfl.algorithms.layerwise import neurons, penalty
 from tfpfl.models import tree
@@ -15,11 +15,6 @@ from tfpfl.models.weights import Head, Weights
 KINDS = ("additive", "gated")
 COEFFICIENTS = {"l_cos": 0.7, "l_2": 0.3, "layer_weights": "sum"}
 SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 @pytest.fixture(scope="module")

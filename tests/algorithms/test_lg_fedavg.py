@@ -16,11 +16,6 @@ SOLVER = {"eta": 0.1, "epochs": 2, "batch_size": 2, "momentum": 0.5}
 SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2, 3)]  # 1 and 4 never come, 0 leaves
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 def sizes(structure):
     return sorted(int(tf.size(leaf)) for leaf in tf.nest.flatten(structure))
 

@@ -34,11 +34,6 @@ TAKE_IT = {  # method -> what its clients send
 
 
 @pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
-@pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("objectives") / "federation")
 

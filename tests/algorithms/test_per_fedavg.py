@@ -16,11 +16,6 @@ QUICK = {"eta_inner": 0.1, "beta": 0.2, "epochs": 2, "batch_size": 2}
 VARIANTS = ("fo", "hf")
 
 
-@pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
 def halves(data, client, batch_size, epochs, t=1):
     """The rows of (D, D') of every step."""
     n = len(data.data[client][1])

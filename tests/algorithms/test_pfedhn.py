@@ -6,18 +6,13 @@ import tensorflow as tf
 
 from helpers.marks import slow_but
 from helpers.rounds import COHORTS, by_hand, loss_of, play
-from helpers.toys import client_loss, distance, gradient, toy
+from helpers.toys import client_loss, distance, gradient
 from tfpfl.algorithms import pfedhn
 from tfpfl.data.population import Population
 from tfpfl.models import tree
 from tfpfl.models.weights import Weights
 
 SMALL = {"hidden_dim": 6, "n_hidden": 1, "eta": 0.1, "momentum": 0.5, "steps": 2}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def forward(layers, v):

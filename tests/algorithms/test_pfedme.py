@@ -7,18 +7,13 @@ import tensorflow as tf
 from helpers.marks import slow_but
 from helpers.quadratics import flat, quadratic, use
 from helpers.rounds import COHORTS, nothing_arrives, play, shared
-from helpers.toys import client_loss, distance, gradient, identical, initial_states, toy
+from helpers.toys import client_loss, distance, gradient, identical, initial_states
 from tfpfl.algorithms import pfedme
 from tfpfl.algorithms.parts.local_training import shuffled
 from tfpfl.models import tree
 
 QUICK = {"lam": 2.0, "eta_p": 0.1, "eta": 0.2, "epochs": 2, "batch_size": 2}
 SOME = [(0, 2, 3), (2, 3), (0, 2), (3,), (2, 3)]  # 1 and 4 never come, 0 leaves
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 def visit(data, algorithm, client, w, t=1):

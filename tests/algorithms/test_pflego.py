@@ -34,11 +34,6 @@ def one_round(engine, data, cohort, server=None, states=None):
 
 
 @pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
-@pytest.fixture(scope="module")
 def start(data):
     """psi before round 1."""
     algorithm = pflego_exact(data.model, data.population)

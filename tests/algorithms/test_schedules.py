@@ -29,11 +29,6 @@ EVERYONE = (0, 1, 2, 3, 4)
 
 
 @pytest.fixture(scope="module")
-def data():
-    return toy()
-
-
-@pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     return on_disk(tmp_path_factory.mktemp("schedules") / "federation")
 

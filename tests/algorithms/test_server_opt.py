@@ -10,7 +10,7 @@ from helpers.normalized import model_for
 from helpers.one_broken import build
 from helpers.quick import quick
 from helpers.rounds import after_rounds, nothing_arrives, play, shared
-from helpers.toys import distance, identical, on_disk, toy
+from helpers.toys import distance, identical, on_disk
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
 from tfpfl.algorithms.parts import adam, sgd
 from tfpfl.algorithms.transforms import median, scheduled, screened, server_optimized, with_objective
@@ -29,11 +29,6 @@ def options_of(name) -> dict:
     kept = ["server_eta", *["server_beta_1", "server_beta_2"][:betas]]
     kept += ["server_epsilon"] * (name not in ("sgd", "momentum"))
     return {"server_opt": name} | {key: OPTIONS[key] for key in kept}
-
-
-@pytest.fixture(scope="module")
-def data():
-    return toy()
 
 
 @pytest.fixture(scope="module")
