@@ -284,11 +284,6 @@ MODES = [(name, mode) for name in ("fedavg", "pflego", "fedper") for mode in ("l
 QUICK = {"pflego": {"tau": 3, "rho": 0.02, "beta": 0.1}}
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return battery.small_federation(tmp_path_factory.mktemp("batch_norm") / "federation")
-
-
 def on(federation, name, mode, network=None, **more):
     model = SplitModel(network or backbone("float32", batch_norm=True), batch_norm=mode)
     small = QUICK.get(name, {"epochs": 2, "batch_size": 4, "eta": 0.1})

@@ -23,11 +23,6 @@ SLOW = (battery.the_loss_falls, battery.both_engines_agree)
 CHECKS = slow_but(battery.CHECKS, *(check for check in battery.CHECKS if check not in SLOW))
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return battery.small_federation(tmp_path_factory.mktemp("battery") / "federation")
-
-
 # One method of each sort: gradients, updates, control variates, messages for each.
 FAST = ("pflego", "fedavg", "scaffold", "fedamp")
 

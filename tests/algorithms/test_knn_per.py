@@ -136,11 +136,6 @@ def test_what_predicts_with_more_than_a_head_is_refused(data, base, wrap):
         wrap(base(data.model, data.population))
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return battery.small_federation(tmp_path_factory.mktemp("federation") / "federation")
-
-
 @pytest.mark.slow
 def test_both_ways_of_scoring_are_its_definition(federation):
     """Many clients in one pass, and each by itself; with rates that follow a schedule, whose messages are others."""

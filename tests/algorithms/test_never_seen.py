@@ -27,11 +27,6 @@ def table() -> dict:
     return {title: (backbone, head) for titles, backbone, head in rows for title in titles.split(", ")}
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return battery.small_federation(tmp_path_factory.mktemp("never_seen") / "federation")
-
-
 def same(ours, theirs) -> bool:
     pairs = list(zip(tf.nest.flatten(ours), tf.nest.flatten(theirs), strict=True))
     return all(np.shape(a) == np.shape(b) and np.allclose(a, b, atol=1e-7) for a, b in pairs)

@@ -188,11 +188,6 @@ def test_a_robust_aggregator_sees_the_shared_part():
     assert distance(one[0], other[0]) < 1e-12 and distance(one[1][2].own, other[1][2].own) < 1e-12
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return battery.small_federation(tmp_path_factory.mktemp("personal") / "federation")
-
-
 def on(federation, name):
     model = SplitModel(backbone("float32"), adapters="lora:2", personal="B")
     return build_algorithm(name, model, battery.small_population(federation), **QUICK[name])

@@ -166,11 +166,6 @@ def test_masks_differ_between_visits_and_loops():
 METHODS = ["fedavg", "pflego", "fedrep", "ditto", "per_fedavg", "apfl", "pfedme", "fedrod", "fedamp", "scaffold"]
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    return battery.small_federation(tmp_path_factory.mktemp("random") / "federation")
-
-
 @pytest.mark.parametrize("name", slow_but(METHODS, ci=("pflego", "fedrep")))
 def test_both_engines_draw_the_same(name, federation, tff):
     model, population = SplitModel(network("float32")), battery.small_population(federation)
