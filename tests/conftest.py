@@ -101,7 +101,7 @@ def six_clients(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def federation(six_clients):
-    """The same, unless a file of tests has a federation of its own."""
+    """The same, unless a file or a folder of tests has a federation of its own."""
     return six_clients
 
 

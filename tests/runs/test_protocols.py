@@ -47,7 +47,6 @@ def first(found, **fields):
     return next(r for r in found if all(getattr(r, name) == value for name, value in fields.items()))
 
 
-
 def test_the_four_parts_of_a_protocol():
     examples = (10, 30, 0)  # the third client has no test examples
     table = [

@@ -214,8 +214,8 @@ def test_the_folder_of_data_sets_is_no_markup(folder, monkeypatch, tmp_path):
 
 
 @named
-def test_texts_of_a_bundle(name):
-    """One class on each line of labels.txt; a model card without HTML and links."""
+def test_the_model_card_of_a_bundle(name):
+    """It has no HTML and no links."""
     from tflite_export.convert.texts import model_card
 
     class Personal:

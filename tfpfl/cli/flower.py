@@ -5,8 +5,7 @@ import click
 from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import PATH, POSITIVE, SectionedCommand
-from tfpfl.cli.live import payload_option, quorum_option
-from tfpfl.cli.options import allow_code_option, open_run
+from tfpfl.cli.options import allow_code_option, open_run, payload_option, quorum_option
 
 FLOWER = {  # heading of the help -> options
     "Files": ("out", "data_for_devices"),

@@ -11,7 +11,7 @@ from tfpfl.cli.ending import resumable
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
 from tfpfl.cli.layout import PATH, POSITIVE, SectionedCommand
-from tfpfl.cli.options import allow_code_option, open_run
+from tfpfl.cli.options import allow_code_option, open_run, payload_option, quorum_option
 
 SERVE = {  # heading of the help -> options
     "Where": ("host", "port", "tls", "web"),
@@ -19,19 +19,6 @@ SERVE = {  # heading of the help -> options
     "Secure aggregation": ("secure", "threshold", "clip", "phase"),
     "Who may take part": ("new_token", "revoke", "joins", "max_norm", "most_examples", "data_for_devices"),
 }
-
-quorum_option = click.option(
-    "--quorum",
-    type=click.FloatRange(0, 1, min_open=True),
-    default=0.6,
-    help="The part of the invited clients that must have come for a round to end at its deadline.",
-)
-payload_option = click.option(
-    "--payload",
-    type=click.Choice(["float32", "int8"]),
-    default="float32",
-    help="How devices send gradients; int8 is smaller and less exact.",
-)
 
 
 class Buffer(click.ParamType):

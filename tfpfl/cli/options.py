@@ -7,7 +7,7 @@ from functools import partial
 from inspect import getdoc, signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -15,6 +15,9 @@ from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.cli.layout import PATH, Names, OneOf, OrNone, SectionedCommand, SectionOption, with_names
 from tfpfl.runs.files import check_place
 from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
+
+if TYPE_CHECKING:
+    from tfpfl.runs.run import Run
 
 
 class Picture(click.Path):
@@ -273,15 +276,29 @@ def allow_code_of(*paths: str | Path | None) -> None:
         allow_code(path)
 
 
-def open_run(folder: Path, allow_code: bool, **how: Any):
+def open_run(folder: Path, allow_code: bool, **how: Any) -> "Run":
     """Opens the run in a folder, see `Run.open`; with --allow-code, its code is allowed before."""
+    from tfpfl.runs.config import read_config
     from tfpfl.runs.run import Run
 
+    read_config(folder)  # another folder or file is refused before something of it is allowed
     if allow_code:
         allow_code_of(folder)
     return Run.open(folder, **how)
 
 
+quorum_option = click.option(
+    "--quorum",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.6,
+    help="The part of the invited clients that must have come for a round to end at its deadline.",
+)
+payload_option = click.option(
+    "--payload",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    help="How devices send gradients; int8 is smaller and less exact.",
+)
 data_options = [*map(config_option, DATA_NAMES), download_option]
 
 

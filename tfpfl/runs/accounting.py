@@ -58,8 +58,8 @@ def of_member(noise: Noise, shares: Sequence[int], delta: float) -> float:
     Neighbours differ in whether this client's update is what it computed, or 0.
     """
     event = require_accounting().GaussianDpEvent
-    rounds = [(event(noise.multiplier(n)), times) for n, times in Counter(shares).items()]
-    return epsilon(rounds, delta) if rounds else 0.0
+    events = [(event(noise.multiplier(n)), times) for n, times in Counter(shares).items()]
+    return epsilon(events, delta) if events else 0.0
 
 
 def released(noise: Noise, rate: float, shares: Sequence[int], delta: float) -> float:
@@ -77,12 +77,13 @@ def released(noise: Noise, rate: float, shares: Sequence[int], delta: float) -> 
         shares: how many shares of noise the sum of each round had; 0 for a round without a sum.
         delta: the delta.
     """
-    dp_accounting, rounds, more = require_accounting(), [], 0.0
+    dp_accounting = require_accounting()
+    events, more = [], 0.0
     for n, times in Counter(n for n in shares if n).items():
         event = dp_accounting.GaussianDpEvent(noise.multiplier(n))
-        rounds.append((dp_accounting.PoissonSampledDpEvent(rate, event), times))
+        events.append((dp_accounting.PoissonSampledDpEvent(rate, event), times))
         more += 3 * noise.size * gap_of(noise.sigma, n) * times
-    return epsilon(rounds, delta, orders=ORDERS) + more
+    return epsilon(events, delta, orders=ORDERS) + more
 
 
 def chance_of_deciding(population: Population, present: Sequence[int], threshold: float) -> float:

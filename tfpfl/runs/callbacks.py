@@ -160,7 +160,7 @@ class EarlyStopping(Callback):
         self.patience, self.monitor, self.mode = patience, monitor, mode
 
     def start(self, training, rounds):
-        """Reads the scores of the rounds that are saved already."""
+        """Reads the scores of the rounds that are saved already: each goes through `round`, as a new one does."""
         score = getattr(training, "score", ACCURACY)
         self._looks_at = self.monitor or score.name  # of this training; the next one may have another score
         measured = {score.name: score.direction, "loss": "min"}

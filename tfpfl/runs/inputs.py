@@ -51,8 +51,12 @@ def read_examples(path: str | Path, federation: Federation) -> Examples:
             "has one: take `Run.keras_model` in Python and give it the arrays"
         )
     kind = path.suffix.lower()
-    readers: dict[str, Callable[[Path, Federation], Examples]] = {".csv": _table, ".parquet": _table}
-    readers |= {".npy": lambda path, _: Examples(np.load(path, allow_pickle=False)), ".npz": _npz}
+    readers: dict[str, Callable[[Path, Federation], Examples]] = {
+        ".csv": _table,
+        ".parquet": _table,
+        ".npy": _npy,
+        ".npz": _npz,
+    }
     if kind not in KINDS:
         raise InvalidArgument(f"{path} cannot be read: examples are in files {', '.join(f'*{k}' for k in KINDS)}")
     try:
@@ -137,6 +141,10 @@ def looks_decoded(x: np.ndarray, federation: Federation) -> bool:
     """
     scale = federation.manifest["preprocessing"]["scale"]
     return federation.manifest["dtype"] == "uint8" and scale < 0.5 and float(x.max()) <= 1 and bool((x % 1).any())
+
+
+def _npy(path: Path, _: Federation) -> Examples:
+    return Examples(np.load(path, allow_pickle=False))
 
 
 def _npz(path: Path, _: Federation) -> Examples:

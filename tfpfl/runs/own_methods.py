@@ -40,7 +40,8 @@ def load(config: RunConfig, folder: Path) -> RunConfig:
     if own is None:
         return config
     what = f"the method {config.algorithm} of the run {folder}"
-    code = _kept(own, folder / METHOD, "method", what, is_loaded(own) is not None)
+    free = is_loaded(own) is not None or own["kind"] == "entry point"
+    code = _allowed_code(own, folder / METHOD, "method", what, free)
     try:
         again(code)
         return RunConfig(**asdict(config))
@@ -48,11 +49,15 @@ def load(config: RunConfig, folder: Path) -> RunConfig:
         raise RunError(f"{what} cannot be used: {error}") from error
 
 
-def _kept(own: dict, copy: Path, name: str, what: str, loaded: bool = False) -> Code:
-    """The code of a method or a metric of a run folder, whose user has allowed it or whose process has it already."""
+def _allowed_code(own: dict, copy: Path, noun: str, what: str, free: bool = False) -> Code:
+    """The code of a method or a metric of a run folder, if it needs no consent (`free`) or its user has allowed it.
+
+    Raises:
+        RunError: the copy is missing or was changed, or this user has not allowed the code on this machine.
+    """
     is_file = own["kind"] == "file"
-    content = read_kept(copy, own["sha256"], f"{name} (a copy of {own['place']})") if is_file else b""
-    if loaded or own["kind"] == "entry point":
+    content = read_kept(copy, own["sha256"], f"{noun} (a copy of {own['place']})") if is_file else b""
+    if free:
         return Code(own, content, copy)
     if not is_allowed(own["sha256"]):
         where = copy if is_file else f"the module {own['place']}"
@@ -125,7 +130,7 @@ def load_metrics(config: RunConfig, folder: Path) -> None:
         if own["kind"] == REGISTERED:
             continue
         copy, what = folder / METRIC.format(name=name), f"the metric {name} ({own['name']}) of the run {folder}"
-        code = Code(own, b"", copy) if loaded_metric(own) else _kept(own, copy, f"metric {name}", what)
+        code = Code(own, b"", copy) if loaded_metric(own) else _allowed_code(own, copy, f"metric {name}", what)
         try:
             metric_again(code)
         except InvalidArgument as error:

@@ -29,7 +29,7 @@ from tfpfl.runs.needs import check_needs
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, half_interval, metrics_of
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
-from tfpfl.studies.records import Planned, Record
+from tfpfl.studies.records import Described, Record
 from tfpfl.studies.run_groups import (
     SIDE_WORDS,
     RunGroup,
@@ -129,7 +129,7 @@ def _checked(
                 f"{configs[i].title}, seed {configs[i].seed}, is there twice: name every method and every seed once"
             )
     federations: dict[str, Federation] = {}
-    described = [Planned(folder, read_config(folder)) for folder in beside]
+    described = [Described(folder, read_config(folder)) for folder in beside]
     planned = []
     for config, folder in zip(configs, folders, strict=True):
         federation = open_federation(config, allow_download=allow_download)
@@ -142,11 +142,11 @@ def _checked(
                     "and is compared by its last rounds. For fewer rounds take another --out"
                 )
             config.rounds = before.rounds
-            described.append(Planned(folder, before))
+            described.append(Described(folder, before))
         else:
             check_free(folder)
             check_needs(config)
-            described.append(Planned(folder, Run.planned(config, folder, federation).config))
+            described.append(Described(folder, Run.planned(config, folder, federation).config))
         planned.append((config, folder, federation))
     check_comparable(described)
     check_different(described)

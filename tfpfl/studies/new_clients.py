@@ -38,7 +38,7 @@ from tfpfl.runs.client_model import new_visits
 from tfpfl.runs.config import read_config
 from tfpfl.runs.run import Run
 from tfpfl.runs.scores import or_worst
-from tfpfl.studies.records import Planned
+from tfpfl.studies.records import Described
 from tfpfl.studies.run_groups import check_comparable
 
 WAYS = ("own", "global")
@@ -297,7 +297,7 @@ def check_same_clients(folders: Sequence[str | os.PathLike]) -> None:
         RunError: a folder is no run folder.
         InvalidArgument: a run keeps no clients out of training, or two runs have other data; see `check_comparable`.
     """
-    runs = [Planned(Path(folder), read_config(folder)) for folder in folders]
+    runs = [Described(Path(folder), read_config(folder)) for folder in folders]
     for run in runs:
         if not run.config.new_clients:
             raise InvalidArgument(

@@ -24,7 +24,7 @@ from tfpfl.runs.store_content import check_of_run
 SPENT = ("rounds", "bytes", "passes", "flops", "seconds", "virtual seconds")
 
 
-class Planned(NamedTuple):
+class Described(NamedTuple):
     """A run that may not exist yet, or whose results are not needed, as `check_comparable` takes it."""
 
     folder: Path

@@ -14,7 +14,7 @@ from tfpfl.studies.papers.experiment import Experiment
 from tfpfl.studies.papers.ledger import part
 from tfpfl.studies.run_groups import DATA_ENTRIES
 
-# new_clients: a smaller scale leaves clients of the paper's data out; a user's clients all train.
+# `new_clients` is among them: a smaller scale leaves clients of the paper's data out; a user's clients all train.
 DATA = (*DATA_ENTRIES, "data_seed", "federation")
 
 

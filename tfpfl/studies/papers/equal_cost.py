@@ -139,12 +139,12 @@ def _with_rounds(found: list, cell: Cell, cells: dict, seed: str) -> list:
 def _text(there: dict[str, list], theirs: dict[str, list], experiment: Experiment) -> str:
     """'74.38 ± 5.60 (37, evaluated in 30)' of {seed: `_with_rounds`}; `theirs`: of the reference."""
     evaluated = {seed: each for seed, each in there.items() if each[1] is not None} or there
-    after = [ledgers.span([each[0] for each in evaluated.values()])]
+    after = [ledgers.dashed([each[0] for each in evaluated.values()])]
     means = [each for each in evaluated.values() if each[1] is not None]
     of_ten = protocols.protocol(experiment.protocol).when == "last10"
     rounds = [t for each in means for t in each[3]]
     if rounds and of_ten and any(len(each[3]) < LAST_ROUNDS for each in means):
-        after.append(f"evaluated in {ledgers.span(rounds)}")
+        after.append(f"evaluated in {ledgers.dashed(rounds)}")
     if not set(theirs) <= set(evaluated):
         after.append(f"{len(evaluated)} of {len(set(theirs) | set(there))} seeds")
         if own := [each[1] for seed, each in theirs.items() if seed in evaluated and each[1] is not None]:

@@ -359,7 +359,7 @@ def text(pair: tuple[float, float] | None, decimals: int) -> str:
     return f"{number:.{decimals}f}" + (f" ± {half:.{decimals}f}" if half is not None and not np.isnan(half) else "")
 
 
-def span(numbers: Sequence[int]) -> str:
+def dashed(numbers: Sequence[int]) -> str:
     """The smallest and the largest number: '4' or '5-200'."""
     return "-".join(map(str, sorted({min(numbers), max(numbers)})))
 

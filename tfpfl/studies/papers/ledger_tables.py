@@ -20,11 +20,11 @@ from tfpfl.studies.papers.ledger import (
     EVERYTHING,
     agreement,
     comparable,
+    dashed,
     key,
     left_out,
     measured,
     method_title,
-    span,
     text,
     value,
 )
@@ -156,7 +156,7 @@ def _overview(ledger: dict) -> list[str]:
             open_ = f", {orders['open']} open" if orders["open"] else ""
             seen = [comparable(cell) for cell in cells.values()]
             rounds = [entry["rounds"] for seeds in seen for entry in seeds.values()]
-            amounts = [f"{len(done)} of {len(rows)}", span(rounds), span([len(seeds) for seeds in seen if seeds])]
+            amounts = [f"{len(done)} of {len(rows)}", dashed(rounds), dashed([len(seeds) for seeds in seen if seeds])]
             held = f"{orders['holds']} of {decided}{open_}" if decided or open_ else "-"
             lines.append(f"| {' | '.join([part, *amounts, *told, held])} |")
     if not lines:
@@ -328,7 +328,7 @@ def _rows(experiment: Experiment, cells: dict, compared: bool = True) -> list[di
 
 def _all_diverged(found: dict) -> str:
     rounds = [entry["rounds"] for entry in found.get("seeds", {}).values()]
-    return "" if not rounds or comparable(found) else f": diverged in round {span([t + 1 for t in rounds])}"
+    return "" if not rounds or comparable(found) else f": diverged in round {dashed([t + 1 for t in rounds])}"
 
 
 def _left_out(experiment: Experiment, cells: dict) -> str:

@@ -94,8 +94,8 @@ class StudyResults:
         Raises:
             InvalidArgument: there is no column of this name, or no method is finished.
         """
-        different = (_sentences(self._of_each_data_set(told)) for told in (told_conditions, told_classes))
-        told = (self._about_the_clients(), *different, self._about_the_search())
+        conditions, classes = (_sentences(self._of_each_data_set(of)) for of in (told_conditions, told_classes))
+        told = (self._about_the_clients(), conditions, classes, self._about_the_search())
         return paper_table(self.by_data, columns, self.study.protocol, more=" ".join(filter(None, told)))
 
     def _about_the_clients(self) -> str:
