@@ -99,12 +99,6 @@ def six_clients(tmp_path_factory):
     return small_runs.federation(tmp_path_factory.mktemp("six_clients") / "federation")
 
 
-@pytest.fixture(scope="session")
-def federation(six_clients):
-    """The same, unless a file or a folder of tests has a federation of its own."""
-    return six_clients
-
-
 @pytest.fixture
 def short_end(monkeypatch):
     """Runs evaluate each of their last two rounds, not of their last ten: few rounds then show what happens before."""

@@ -271,5 +271,6 @@ FEDPROX_FT = replace(
     name="fedprox_ft",
     title="FedProx-FT",
     builder=fedprox_ft,
-    reference=FEDAVG_FT.reference.replace("FedAvg", "FedProx"),
+    reference="FedProx, fine-tuned by each client; a baseline in Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: "
+    "Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021",
 )

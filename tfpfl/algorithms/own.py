@@ -108,10 +108,10 @@ def load_installed(kind: str, name: str, sha256: str | None = None) -> OwnMethod
         InvalidArgument: it is not installed, has another sha256, cannot be imported, or is no method.
     """
     if kind == "module":
-        return _kept(code_of_module(name, sha256))
+        return _made_once(code_of_module(name, sha256))
     point = _entry_point(name)
     package = _named(point.dist) if point.dist else None
-    return _kept(_code_of_module(kind, name, point.module, point.attr, package, sha256))
+    return _made_once(_code_of_module(kind, name, point.module, point.attr, package, sha256))
 
 
 def load_file(content: bytes, function: str, path: Path, entry: Mapping[str, Any] | None = None) -> OwnMethod:
@@ -127,7 +127,7 @@ def load_file(content: bytes, function: str, path: Path, entry: Mapping[str, Any
         InvalidArgument: the file cannot be imported, has nothing of this name, or it is no method; or the modules
             beside it are not those of the entry.
     """
-    return _kept(code_of_file(content, function, path, entry.get("beside") if entry else None), entry)
+    return _made_once(code_of_file(content, function, path, entry.get("beside") if entry else None), entry)
 
 
 def code_named(name: str) -> OwnCode:
@@ -278,12 +278,13 @@ def _use(method: OwnMethod) -> OwnMethod:
     return method
 
 
-def _kept(code: OwnCode, entry: Mapping[str, Any] | None = None) -> OwnMethod:
+def _made_once(code: OwnCode, entry: Mapping[str, Any] | None = None) -> OwnMethod:
     """The method of loaded code, made once for each `key_of` its entry."""
     key = key_of(entry or code._asdict())
     if key not in _loaded:
         _loaded[key] = OwnMethod(code, _method(code))
-    return _use(OwnMethod(code, _loaded[key].method))
+    known = _loaded[key]  # its code is what the method was made of, under the name and place by which it was asked for
+    return _use(known._replace(code=known.code._replace(name=code.name, place=code.place)))
 
 
 def _content(path: Path) -> bytes:

@@ -344,8 +344,9 @@ class LiveRounds(Clients):
             self._close(now)
 
     def _invite(self, opened: OpenRound, waiting: frozenset, deadline: float) -> None:
-        run, people = self.run, self.population
-        settings = {i: {} if self.vectors else visit_settings(run, people, i, p) for i, p in opened.arrival.items()}
+        settings: dict[int, dict] = {i: {} for i in opened.arrival}
+        if not self.vectors:
+            settings = {i: visit_settings(self.run, self.population, i, p) for i, p in opened.arrival.items()}
         splits = self._splits if self._training.is_evaluated(opened.number, self.run.config.rounds) else ()
         self.view = View(wire.VISIT, opened.number, opened.theta, waiting, deadline, settings, splits)
         self._began = time.perf_counter()

@@ -387,7 +387,7 @@ class SplitModel(Normalized):
         return self.inputs.spec(rows, self._dtypes)
 
     def blank_examples(self, number: int, outputs: Tensor) -> tuple[Any, Tensor]:
-        """(x, y) of zeros for a client with so many outputs, for graphs that are traced and compute nothing of them."""
+        """(x, y) of zeros for a client with so many outputs: for shapes and types, or to add numbers to."""
         x = tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), self.example_spec(number))
         classes = self.kind.label.is_classes
         return x, tf.zeros([number], tf.int32) if classes else tf.zeros([number, outputs], self.dtype)

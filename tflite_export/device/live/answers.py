@@ -65,7 +65,7 @@ def round_of(work: dict, what: str = "round") -> int:
     """The round of a work.
 
     Raises:
-        ServerError: it names none.
+        ServerError: it names none. `what` is the message's.
     """
     if (number := wire.entry_or(work, "round", int, 1, None)) is None:
         raise unusable(what)

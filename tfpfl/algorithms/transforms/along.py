@@ -47,17 +47,20 @@ def of_method(update: Any) -> Any:
 
 
 def of_own(function: Callable | None) -> Any:
-    """A function of the method's server state or message, for one that has the method's as its field `own`; or None."""
+    """`function` takes the method's server state or message; what is returned takes a whole one, with the field `own`.
+
+    None stays None: the method has no such function.
+    """
     return function and (lambda whole, *rest: function(whole.own, *rest))
 
 
 def in_own(function: Callable | None) -> Any:
-    """The same, and what it returns is put into the field `own`, in place of what it got."""
+    """As `of_own`, and returns the whole server state or message, with what `function` returns as its `own`."""
     return function and (lambda whole, *rest: whole._replace(own=function(whole.own, *rest)))
 
 
 def as_message(algorithm: Algorithm, function: Callable) -> Callable:
-    """A function (server state[, client id]) in the form of the algorithm's `message`, which its arguments tell."""
+    """`function` with as many arguments as the algorithm's `message` has: engines count them (`message_per_client`)."""
     if algorithm.message_per_client:
         return lambda server, client_id: function(server, client_id)
     return lambda server: function(server)

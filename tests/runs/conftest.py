@@ -1,0 +1,9 @@
+"""What the tests of tfpfl/runs share."""
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def federation(six_clients):
+    """The federation `six_clients`, unless a file has one of its own."""
+    return six_clients
