@@ -294,8 +294,8 @@ def test_an_error_of_ours_is_one_line(kind, federation, monkeypatch):
 def test_a_bug_shows_its_stack_trace(tmp_path):
     """In a process of its own, as a user sees it."""
     program = (
-        "import numpy as np, tfpfl.runs.run; from tfpfl.cli import main;"
-        "tfpfl.runs.run.read_config = lambda folder: np.zeros(3) + np.zeros(4); main(['evaluate', 'x'])"
+        "import numpy as np, tfpfl.runs.config; from tfpfl.cli import main;"
+        "tfpfl.runs.config.read_config = lambda folder: np.zeros(3) + np.zeros(4); main(['evaluate', 'x'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1 and "\nTraceback" in "\n" + done.stderr
