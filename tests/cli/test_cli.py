@@ -19,7 +19,8 @@ from tfpfl.data import PARTITIONERS, Federation
 from tfpfl.engines.machines import MachinesError
 from tfpfl.runs import Run, training
 from tfpfl.runs.command import command
-from tfpfl.runs.config import RunError
+from tfpfl.runs.config import RunError, file_hash
+from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.folders import remove_demo
 from tfpfl.runs.store import StoreError
 from tfpfl.studies import Record
@@ -290,12 +291,20 @@ def test_an_error_of_ours_is_one_line(kind, federation, monkeypatch):
     assert error("run", "--federation", federation.path, "--out", "run") == "Error: this is wrong"
 
 
+@pytest.mark.parametrize("command", ["evaluate", "resume"])
+def test_what_is_no_run_folder_is_refused_before_its_code_is_allowed(command, tmp_path):
+    file = tmp_path / "net.keras"
+    file.write_bytes(b"somebody's code")
+    assert "is not a run folder" in error(command, file, "--allow-code")
+    assert not is_allowed(file_hash(file))
+
+
 @pytest.mark.slow
 def test_a_bug_shows_its_stack_trace(tmp_path):
     """In a process of its own, as a user sees it."""
     program = (
-        "import numpy as np, tfpfl.runs.config; from tfpfl.cli import main;"
-        "tfpfl.runs.config.read_config = lambda folder: np.zeros(3) + np.zeros(4); main(['evaluate', 'x'])"
+        "import numpy as np, tfpfl.runs.run; from tfpfl.cli import main;"
+        "tfpfl.runs.run.read_config = lambda folder: np.zeros(3) + np.zeros(4); main(['evaluate', 'x'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1 and "\nTraceback" in "\n" + done.stderr

@@ -281,8 +281,8 @@ def open_run(folder: Path, allow_code: bool, **how: Any) -> "Run":
     from tfpfl.runs.config import read_config
     from tfpfl.runs.run import Run
 
-    read_config(folder)  # another folder or file is refused before something of it is allowed
     if allow_code:
+        read_config(folder)  # another folder or file is refused before something of it is allowed
         allow_code_of(folder)
     return Run.open(folder, **how)
 
