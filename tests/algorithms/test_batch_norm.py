@@ -394,7 +394,8 @@ def test_what_cannot_be_is_refused_when_it_is_traced():
 def test_what_treats_updates_as_gradients_refuses_shared_statistics():
     toy = normed("shared")
     algorithm = build_algorithm("fedavg", toy.model, toy.population)
-    for wrong in (median, lambda a: screened(a, clip_norm=1.0), lambda a: screened(a, max_norm=1.0)):
+    refused = [median, lambda a: screened(a, clip_norm=1.0), lambda a: screened(a, max_norm=1.0)]
+    for wrong in (*refused, lambda a: with_objective(a, "fair:1"), lambda a: with_objective(a, "cvar:0.5")):
         with pytest.raises(ValueError, match="cannot be used with batch_norm='shared'.*batch_norm='local'"):
             wrong(algorithm)
 

@@ -85,8 +85,8 @@ def check_not_shared(algorithm: Algorithm, what: str) -> None:
     if algorithm.model.batch_norm == "shared":
         raise InvalidArgument(
             f"{what} cannot be used with batch_norm='shared': the updates have the moving statistics of "
-            "BatchNormalization beside them, means and variances, which must not be clipped, left out one by one, or "
-            "made noisy. Use batch_norm='local' or 'frozen'"
+            "BatchNormalization beside them, means and variances, which must not be weighed by losses, clipped, left "
+            "out one by one, or made noisy. Use batch_norm='local' or 'frozen'"
         )
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Algorithm, ClientOutput, as_made, check_one_exchange, kinds
 from tfpfl.algorithms.parts.objectives import parsed_objective, weighing
 from tfpfl.algorithms.transforms.along import AlongWith, as_message, in_own, of_own
+from tfpfl.algorithms.transforms.normalization import check_not_shared
 from tfpfl.checks import InvalidArgument
 from tfpfl.models import passes, tree
 from tfpfl.models.losses import client_loss
@@ -59,7 +60,7 @@ def with_objective(algorithm: Algorithm, objective: str, *, sends: str = "update
 
     Raises:
         InvalidArgument: the objective is none of these, or 'fair' with a head of counts; or the server gets the updates
-            of single clients, or keeps a sum of what its clients keep.
+            of single clients, keeps a sum of what its clients keep, or averages moving statistics.
 
     Source:
         Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020, arXiv 1905.10497.
@@ -87,6 +88,7 @@ def check_takes_objective(algorithm: Algorithm, sends: str) -> None:
     if sends not in SENDS:
         raise InvalidArgument(f"sends must be one of {', '.join(SENDS)}, found {sends!r}")
     check_one_exchange(algorithm, "an objective other than the mean")
+    check_not_shared(algorithm, "an objective other than the mean")
     if "rows" in kinds(algorithm):
         why = "its server gets the updates of single clients, not their sum"
     elif algorithm.balance is not None:
