@@ -2,6 +2,7 @@
 
 import json
 
+import keras
 import numpy as np
 import pytest
 import scipy.stats
@@ -330,6 +331,20 @@ def test_methods_with_a_global_backbone_and_those_that_cannot(tmp_path, six_clie
                 found = advise(run, "test")
                 last = Record.read(tmp_path / algorithm).per_client("test", when="last")
                 assert {c.client: c.own_score for c in found.clients} == pytest.approx(last, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parts", "without"),
+    [({"batch_norm": "local"}, "batch_norm='local'"), ({"adapters": "lora:2", "personal": "B"}, "personal")],
+)
+def test_what_keeps_a_part_of_the_backbone_is_named(parts, without, tmp_path, six_clients):
+    """PFLEGO shares its backbone, so that the advice to take PFLEGO would not help."""
+    layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization()]
+    keras.Sequential(layers).save(tmp_path / "net.keras")
+    config = RunConfig(participation=1.0, network=str(tmp_path / "net.keras"), **parts)
+    with Run.create(config, tmp_path / "run", six_clients) as run:
+        with pytest.raises(InvalidArgument, match=f"such as pflego, fedper or fedavg_ft, without {without}, and ask"):
+            advise(run, "test")
 
 
 def test_equal_gains_have_equal_ranks_whatever_rounding_does():

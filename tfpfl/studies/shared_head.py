@@ -187,9 +187,12 @@ def held_out_of(run: Any, split: str) -> tuple[list[HeldOut], int]:
             "a method with personal heads on the same data, such as pflego or fedavg_ft, and ask for advice on it"
         )
     if not algorithm.shares_backbone and algorithm.global_model is None:
+        without = ""
+        if any(run.model.own):  # the method itself may share the backbone
+            without = ", without personal" if run.config.personal is not None else ", without batch_norm='local'"
         raise InvalidArgument(
             f"the clients of {name} share no backbone on which one head for all could stand. Train a method with a "
-            "shared backbone on the same data, such as pflego, fedper or fedavg_ft, and ask for advice on it"
+            f"shared backbone on the same data, such as pflego, fedper or fedavg_ft{without}, and ask for advice on it"
         )
     if not federation.num_examples(split).any():
         raise InvalidArgument(f"no client has {split} examples: partition the data with --validation above 0")
