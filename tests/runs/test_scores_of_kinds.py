@@ -22,6 +22,7 @@ from tfpfl.data.synthetic import synthetic_targets
 from tfpfl.runs import metrics, statistics
 from tfpfl.runs.config import RunConfig, entries, read_config
 from tfpfl.runs.metrics import as_metric, known_metrics, measurer, names_for, shown_score, told_score
+from tfpfl.runs.needs import check_labels
 from tfpfl.runs.protocols import EV_ALL, PROTOCOLS, Score, curve, evaluation_rows, find, results, rounds_to, worst
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore
@@ -232,6 +233,14 @@ def test_a_kind_that_does_not_fit_the_labels_is_refused(tmp_path):
     with pytest.raises(InvalidArgument, match="unknown kind 'regresion'.*regression"):
         RunConfig(kind="regresion")
     assert RunConfig(kind=CLASSIFICATION.text).score == ACCURACY
+
+
+def test_labels_that_are_numbers_have_no_choice_among_classes(tmp_path):
+    data = federation("real", tmp_path / "f")
+    for name, labels in (("pflego", "global"), ("fedavg", "local")):
+        with pytest.raises(InvalidArgument, match=f"labels='{labels}' says .* real targets, .* leave labels out"):
+            Run.create(RunConfig(algorithm=name, labels=labels, participation=1.0), tmp_path / name, data)
+    check_labels(RunConfig(algorithm="fedavg", labels="global"), data)  # as a run folder has it
 
 
 @pytest.mark.slow

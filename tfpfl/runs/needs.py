@@ -146,6 +146,20 @@ def check_patience(config: RunConfig, federation: Federation) -> None:
         )
 
 
+def check_labels(config: RunConfig, federation: Federation) -> None:
+    """Checks that `labels` chooses among classes.
+
+    Raises:
+        InvalidArgument: the labels are numbers, and it is not what the method has anyway.
+    """
+    usual = "local" if config.method.head == "personal" else "global"  # as a configuration has it that was filled in
+    if federation.targets is not None and config.labels not in (None, usual):
+        raise InvalidArgument(
+            f"labels={config.labels!r} says of which classes a head has outputs, and the labels of this federation are "
+            f"{federation.targets.sort} targets, whose outputs all clients have: leave labels out"
+        )
+
+
 def _check_used(config: RunConfig) -> None:
     """Checks that no entry is given that would be ignored, beside the other ones."""
     for name in ("client_seconds_spread", "jitter"):
