@@ -264,6 +264,8 @@ def test_bad_limits(limits, reason, federation):
 def test_bad_faults_and_clipped_rows(federation):
     with pytest.raises(ValueError, match="the server sees every client's own"):
         screened(build("fedamp", federation), clip_norm=1.0)
+    with pytest.raises(ValueError, match="as with the aggregators median and trimmed_mean"):
+        screened(median(build("fedavg", federation)), clip_norm=1.0)
     with pytest.raises(ValueError, match="unknown fault 'nan'"):
         faults.drawn(nan=0.1)
     with pytest.raises(ValueError, match="add up to at most 1"):

@@ -54,7 +54,7 @@ def screened(algorithm: Algorithm, *, max_norm: float | None = None, clip_norm: 
 
     Raises:
         InvalidArgument: a norm is not positive; clip_norm is larger than max_norm; or clip_norm is given and the server
-            needs every client's own update (aggregate 'rows').
+            gets every client's own update (aggregate 'rows'), as for a median.
     """
     check_norms(max_norm, clip_norm)
     if (max_norm, clip_norm) != (None, None):
@@ -94,8 +94,9 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
     flag = AlongWith(algorithm.aggregate, "accepted") if "rows" in kinds(algorithm) else None
     if flag and clip_norm is not None:
         raise InvalidArgument(
-            "clip_norm is for updates that are added up; here the server sees every client's own update, or with the "
-            "objective cvar its own loss. Leave clip_norm out; max_norm rejects long updates"
+            "clip_norm is for updates that are added up; here the server sees every client's own update, as with the "
+            "aggregators median and trimmed_mean, or with the objective cvar its own loss. Leave clip_norm out; "
+            "max_norm rejects long updates"
         )
 
     def client_update(message, state, data: ClientData, earlier=None) -> ClientOutput:
