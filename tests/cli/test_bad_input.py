@@ -364,6 +364,14 @@ def test_an_entry_that_would_be_ignored_is_refused_in_new_runs_alone(given, mess
     Run.open(tmp_path / "run").close()
 
 
+def test_a_method_that_cannot_be_fused_is_refused_before_its_first_round(federation, tmp_path):
+    for how in ({"algorithm": "fedavg"}, {"on_broken": "reject"}):
+        with pytest.raises(InvalidArgument, match="grouping='fused' needs .* Use grouping='auto'"):
+            Run.create(RunConfig(grouping="fused", **how), tmp_path / "run", federation)
+    assert not (tmp_path / "run").exists()
+    Run.create(RunConfig(grouping="fused"), tmp_path / "run", federation).close()
+
+
 def test_a_client_that_joins_leaves_and_joins_again(federation, tmp_path):
     for i, joins in enumerate((("1:0", "20:0"), ("5:0", "20:0"))):
         Run.create(RunConfig(leaves=("10:0",), joins=joins), tmp_path / f"{i}", federation).close()

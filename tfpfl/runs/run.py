@@ -33,6 +33,7 @@ from tfpfl.checks import InvalidArgument, Unavailable, warn_user
 from tfpfl.data import Federation
 from tfpfl.engines.engine import check_engine
 from tfpfl.engines.inputs import check_fits
+from tfpfl.engines.local.simulation import check_fused
 from tfpfl.engines.machines import Machines
 from tfpfl.engines.tff.aggregators import OF_TFF
 from tfpfl.runs import own_methods, own_networks, participation, protocols
@@ -159,6 +160,7 @@ class Run:
         config = own_networks.described(config, network_file, federation)
         check_objective(config)
         run = cls(folder, config, federation, network_file, config.engine)
+        check_fused(run.algorithm, federation, config.grouping)
         if config.schedule is not None:
             check_follows(run.recipe.method(run.model, run.population), config.schedule_of)
         if config.aggregator is not None:

@@ -56,6 +56,20 @@ class Simulation(Rounds):
         super().__init__(algorithm, clients, kinds, first)
 
 
+def check_fused(algorithm: Algorithm, federation, grouping: str) -> None:
+    """Checks that the clients of a round can be fused, if that is asked for; see `Simulation` for the arguments.
+
+    Raises:
+        InvalidArgument: they cannot.
+    """
+    if grouping == "fused" and (federation is None or one_pass_of(algorithm) is None):
+        raise InvalidArgument(
+            "grouping='fused' needs a federation, and an algorithm whose client goes forward and backward through the "
+            "backbone exactly once, with the weights of the message, without recompute or chunk, and sends its update "
+            "as it is. Use grouping='auto'"
+        )
+
+
 def clients_of(
     algorithm: Algorithm, federation, held_out: Sequence[str] = (), grouping: str = "auto", threads: int | None = None
 ) -> Callable:
@@ -66,13 +80,7 @@ def clients_of(
     """
     check_choice(grouping=(grouping, GROUPINGS))
     threads = check_threads(threads)
-    fits = federation is not None and one_pass_of(algorithm) is not None
-    if grouping == "fused" and not fits:
-        raise InvalidArgument(
-            "grouping='fused' needs a federation, and an algorithm whose client goes forward and backward through the "
-            "backbone exactly once, with the weights of the message, without recompute or chunk, and sends its update "
-            "as it is. Use grouping='auto'"
-        )
+    check_fused(algorithm, federation, grouping)
     if grouping == "stacked" and federation is None:
         raise InvalidArgument(
             "grouping='stacked' needs a federation, from which examples are read. Use grouping='one_by_one'"
@@ -83,6 +91,7 @@ def clients_of(
             "carry their examples. Give a Federation, or no held_out"
         )
     readers = ARRAYS if federation is None else federation_readers(algorithm, federation, held_out)
+    fits = federation is not None and one_pass_of(algorithm) is not None
     if grouping == "fused" or (grouping == "auto" and fits):
         return Fused(algorithm, federation, held_out)
     alone = OneByOne(algorithm, readers, threads)
