@@ -325,6 +325,28 @@ def test_pandas_and_parquet_are_the_same_table(tmp_path):
         Federation.from_table(frame, **WHO, out=tmp_path / "f")
 
 
+def test_a_missing_category_is_missing_in_a_table_of_pyarrow_and_in_a_parquet_file(tmp_path):
+    """pyarrow's own `to_numpy` gives the last category in its place."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    def as_categories(columns):
+        return {k: pyarrow.array(list(v)).dictionary_encode() for k, v in columns.items()}
+
+    whole = pyarrow.table(as_categories(rows()))
+    hashes = {
+        Federation.from_table(t, **WHO, name="t", out=tmp_path / f"{i}").hash
+        for i, t in enumerate([rows(), whole, *whole.to_batches()])
+    }
+    assert len(hashes) == 1
+    for name, values in rows().items():
+        table = pyarrow.table(as_categories(rows() | {name: [*list(values)[:6], None, *list(values)[7:]]}))
+        parquet.write_table(table, tmp_path / f"{name}.parquet")
+        for given in (table, tmp_path / f"{name}.parquet"):
+            with pytest.raises(InvalidArgument, match=f"column '{name}' has 1 missing values, the first in row 7"):
+                Federation.from_table(given, **WHO, out=tmp_path / "f")
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(Unavailable, match=r"needs pyarrow, which is not installed: pip install '\.\[tables\]'"):

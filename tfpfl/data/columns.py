@@ -32,6 +32,8 @@ def table_columns(table: Any, as_text: Sequence[str]) -> dict[str, np.ndarray]:
             f"a table is read whole, and a {type(table).__name__} has no rows yet: give table.collect()"
         )
     names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", []))
+    if _is_arrow(table):  # its `columns` are the columns themselves
+        names = list(getattr(table, "column_names", []))
     if not names:
         raise InvalidArgument(
             f"a table is a DataFrame, a dict of columns, or the path of a file, found {type(table).__name__}"
@@ -45,7 +47,10 @@ def table_columns(table: Any, as_text: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def _as_numpy(name: str, column: Any) -> np.ndarray:
-    values = column.to_numpy() if hasattr(column, "to_numpy") else as_array(column, f"column {name!r}")
+    if _is_arrow(column):
+        values = _of_arrow(column)
+    else:
+        values = column.to_numpy() if hasattr(column, "to_numpy") else as_array(column, f"column {name!r}")
     if values.ndim != 1:
         raise InvalidArgument(
             f"column {name!r} must have one value in each row, found an array of shape {values.shape}: give every "
@@ -54,6 +59,20 @@ def _as_numpy(name: str, column: Any) -> np.ndarray:
     if values.dtype == object and len(values) and all(isinstance(v, int | float | np.number) for v in values):
         return np.array(values.tolist())  # pandas' own numbers, such as Int64
     return values
+
+
+def _is_arrow(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "pyarrow"
+
+
+def _of_arrow(column: Any) -> np.ndarray:
+    """A column of pyarrow. One that has each text once, as those of categories are, is written out first.
+
+    `to_numpy` would put the last of these texts where a value is missing.
+    """
+    if hasattr(column.type, "index_type"):
+        column = column.cast(column.type.value_type)
+    return column.to_numpy(zero_copy_only=False)
 
 
 def _check_names(names: Sequence[str], what: str) -> None:
