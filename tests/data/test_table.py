@@ -347,6 +347,16 @@ def test_a_missing_category_is_missing_in_a_table_of_pyarrow_and_in_a_parquet_fi
                 Federation.from_table(given, **WHO, out=tmp_path / "f")
 
 
+def test_labels_that_are_bytes_are_names_in_utf8(tmp_path):
+    """As a column of bytes is in Parquet, and in polars."""
+    ill = [name.encode() for name in ("krank", "müde")] * 12
+    federation = Federation.from_table(rows() | {"state": one_by_one(ill)}, **WHO, out=tmp_path / "f")
+    assert federation.class_names == ["krank", "müde"]
+    with pytest.raises(InvalidArgument, match=r"column 'state': row 2 is b'm\\xfcde', which is no text in UTF-8"):
+        bad = one_by_one([ill[0], "müde".encode("latin-1")] * 12)
+        Federation.from_table(rows() | {"state": bad}, **WHO, out=tmp_path / "g")
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(Unavailable, match=r"needs pyarrow, which is not installed: pip install '\.\[tables\]'"):

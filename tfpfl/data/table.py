@@ -123,7 +123,7 @@ def table_clients(
     _check_missing_words(client, names, "a client")
     if targets is None:
         y = _labels(labels[0], columns[labels[0]], is_csv)
-        words = _texts(labels[0], y) if y.dtype.kind == "S" else y.astype(str)
+        words = _texts(labels[0], y) if y.dtype.kind in "SO" else y.astype(str)
         _check_missing_words(labels[0], words, "a class")
         if (words == words[0]).all():
             warn_user(f"column {labels[0]!r} has only one class, {cut(y[0])}: there is nothing to learn")
