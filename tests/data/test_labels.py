@@ -1,5 +1,6 @@
 """Labels as users have them: names, numbers from 1 on, numbers with gaps; and test classes that training lacks."""
 
+import re
 import warnings
 
 import numpy as np
@@ -170,6 +171,18 @@ def test_what_is_no_text_in_a_list_of_texts_is_no_class(tmp_path, y, found):
     """NumPy makes the texts 'nan', '1' and 'True' of them."""
     with pytest.raises(InvalidArgument, match=f"client 'ann': train labels must be integers, or .* found {found}"):
         Federation.from_clients(two(y), out=tmp_path / "f")
+
+
+def test_integers_that_are_objects_are_integers(tmp_path):
+    """As those of pandas' Int64, which can have a value that is missing."""
+    y = np.array([np.int64(0), 2, 1, 2] * 5, object)
+    federation = Federation.from_clients([(np.zeros((20, 3)), y)], validation=0, test_fraction=0, out=tmp_path / "f")
+    assert federation.raw(0, "train", "global")[1].tolist() == y.tolist()
+    names = np.array(["", "a"] * 10, object)
+    assert Federation.from_clients([(np.zeros((20, 3)), names)], out=tmp_path / "e").class_names == ["", "a"]
+    for bad, told in ((None, "or all names (text), found NoneType None as number 1"), (2**70, f"found 0..{2**70}")):
+        with pytest.raises(InvalidArgument, match=re.escape(told)):
+            Federation.from_clients([(np.zeros((20, 3)), np.array([0, bad] * 10, object))], out=tmp_path / "g")
 
 
 def test_bytes_that_are_no_utf8_are_refused_and_not_merged(tmp_path):

@@ -1,6 +1,7 @@
 """A source: a train and a test set of labelled examples, as arrays that were checked once."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Integral
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_numbers, check_type, unknown, warn_user
-from tfpfl.data.arrays import as_array, as_text, coarse, plain, rounded_whole, say_alike, without_nul
+from tfpfl.data.arrays import as_array, as_text, coarse, is_missing, plain, rounded_whole, say_alike, without_nul
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
@@ -229,18 +230,20 @@ def as_labels(y: ArrayLike, what: str) -> np.ndarray:
         return y.astype(np.int32)
     if y.dtype.kind == "S" or (y.dtype == object and all(isinstance(name, bytes) for name in y)):
         y = np.array([as_text(name, f"{what} labels: number {i}") for i, name in enumerate(y)], object)
-    if y.dtype == object:
-        bad = next((i for i, name in enumerate(y) if not isinstance(name, str)), None)
+    whole = y.dtype == object and all(isinstance(label, Integral) and not isinstance(label, bool) for label in y)
+    if y.dtype == object and not whole:  # integers are objects in pandas' Int64
+        others = [i for i, name in enumerate(y) if not isinstance(name, str)]
+        bad = next((i for i in others if is_missing(y[i])), next(iter(others), None))
         if bad is not None:
             raise InvalidArgument(
                 f"{what} labels must be integers, or all names (text), found {type(y[bad]).__name__} "
                 f"{plain(y[bad])!r} as number {bad}"
             )
-    if y.dtype.kind in "OUT":
+    if y.dtype.kind in "OUT" and not whole:
         return y if y.dtype.kind == "U" else np.array(without_nul(y, f"{what} labels"))
     if y.dtype.kind == "b":
         return np.where(y, "True", "False")
-    if y.dtype.kind not in "iu":
+    if y.dtype.kind not in "iu" and not whole:
         raise InvalidArgument(f"{what} labels must be integers, found {y.dtype}; or names of classes (text)")
     if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
         raise InvalidArgument(
