@@ -277,6 +277,32 @@ def two(x, y, **parts):
     return {"good": (np.zeros((8, 2)), np.arange(8) % 2), "bad": {"train": (x, y)} | parts}
 
 
+def test_dataframes_whose_columns_have_another_order_are_refused(tmp_path):
+    """Only numbers are read, so one client's age would be another one's weight."""
+
+    class Frame:
+        def __init__(self, *columns):
+            self.columns, self.x = columns, np.arange(40.0).reshape(20, 2)
+
+        def __array__(self, dtype=None, copy=None):
+            return np.array(self.x, dtype)
+
+        to_numpy = __array__
+
+    y = np.arange(20) % 2
+    ann, bob = Frame("age", "weight"), Frame("weight", "age")
+    told = "number 1 is 'age' in train of client 'ann', and 'weight' in test of client 'bob'. The numbers of a Data"
+    for test in (bob, Frame("weight")):
+        clients = {"ann": (ann, y), "bob": {"train": (ann, y), "test": (test, y)}}
+        with pytest.raises(InvalidArgument, match=told):
+            Federation.from_clients(clients, out=tmp_path / "f")
+    with pytest.raises(InvalidArgument, match="is 'age' in the training examples, and 'weight' in the test examples"):
+        Source.from_arrays(ann, y, bob, y)
+    frames = Federation.from_clients({"ann": (ann, y), "bob": (ann, y)}, out=tmp_path / "f")
+    arrays = Federation.from_clients({"ann": (ann.x, y), "bob": (ann.x, y)}, out=tmp_path / "g")
+    assert frames.hash == arrays.hash
+
+
 @pytest.mark.parametrize(
     "clients,message",
     [

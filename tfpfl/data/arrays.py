@@ -61,6 +61,26 @@ def _check_mask(values: Any, what: str) -> None:
             )
 
 
+def check_same_columns(parts: Iterable[tuple[str, Any]]) -> None:
+    """Checks that DataFrames have the same columns in the same order, as their numbers are read by their places.
+
+    Args:
+        parts: (what it is, for the error; examples). Other examples than DataFrames have no names of columns.
+
+    Raises:
+        InvalidArgument: the columns of one have other names than those of the first.
+    """
+    frames = [(what, list(x.columns)) for what, x in parts if hasattr(x, "columns") and hasattr(x, "to_numpy")]
+    for what, names in frames[1:]:
+        for place, (first, name) in enumerate(zip(frames[0][1], names, strict=False), 1):
+            if name != first:
+                raise InvalidArgument(
+                    f"the columns of the examples differ: number {place} is {cut(first)} in {frames[0][0]}, and "
+                    f"{cut(name)} in {what}. The numbers of a DataFrame are read by their places: give all of them "
+                    "the same columns in one order, for example with x[columns]"
+                )
+
+
 def without_nul(texts: Iterable[Any], what: str) -> list[Any]:
     """Texts or bytes, after the check that none has the character NUL; `what` names them in errors.
 

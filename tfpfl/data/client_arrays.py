@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_listed, check_numbers, warn_user
-from tfpfl.data.arrays import as_array, as_text, say_alike
+from tfpfl.data.arrays import as_array, as_text, check_same_columns, say_alike
 from tfpfl.data.layout import (
     checked_examples,
     entry,
@@ -169,6 +169,7 @@ def client_arrays(
                 raise InvalidArgument(f"client {client!r}: {part} must be a pair (x, y), found {type(pair).__name__}")
             named = "labels" if targets is None else "targets"
             given.append((client, part, pair[0], as_array(pair[1], f"client {client!r}: {part} {named}")))
+    check_same_columns((f"{part} of client {client!r}", x) for client, part, x, _ in given)
     all_several = which_are_several([(x, len(y) if y.ndim else 0) for _, _, x, y in given])
     found = {}
     for (client, part, x, y), several in zip(given, all_several, strict=True):

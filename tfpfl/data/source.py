@@ -9,7 +9,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tfpfl.checks import InvalidArgument, check_numbers, check_type, unknown, warn_user
-from tfpfl.data.arrays import as_array, as_text, coarse, is_missing, plain, rounded_whole, say_alike, without_nul
+from tfpfl.data.arrays import (
+    as_array,
+    as_text,
+    check_same_columns,
+    coarse,
+    is_missing,
+    plain,
+    rounded_whole,
+    say_alike,
+    without_nul,
+)
 from tfpfl.data.keys import as_keys
 
 MOST_CLASSES = 1_000_000  # if no class names are given; every class gets a name in the manifest
@@ -85,6 +95,7 @@ class Source(NamedTuple):
             check_type(what, text, str, "a text")
         check_type("options", options, (Mapping, NoneType), "a dict")
         check_numbers(shift=shift, **({} if scale is None else {"scale": scale}))
+        check_same_columns((("the training examples", x), ("the test examples", x_test)))
         x, y = as_examples(x, "training"), as_labels(y, "training")
         check_same_length(x, y, "training")
         if not len(x):
