@@ -277,6 +277,12 @@ def two(x, y, **parts):
     return {"good": (np.zeros((8, 2)), np.arange(8) % 2), "bad": {"train": (x, y)} | parts}
 
 
+@pytest.mark.parametrize("path", [None, 3, b"f", ["f"]])
+def test_what_is_no_path_is_no_folder_of_a_federation(path):
+    with pytest.raises(InvalidArgument, match="the folder of a federation must be a path; found"):
+        Federation.load(path)
+
+
 def test_dataframes_whose_columns_have_another_order_are_refused(tmp_path):
     """Only numbers are read, so one client's age would be another one's weight."""
 

@@ -41,6 +41,12 @@ def table(path) -> list[dict]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.parametrize("folder", [None, 3, b"run"])
+def test_what_is_no_path_is_no_run_folder(folder):
+    with pytest.raises(InvalidArgument, match="the run folder must be a path; found"):
+        Run.open(folder)
+
+
 def test_the_files_of_a_run(finished):
     names = {p.name for p in finished.iterdir()}
     assert names - {"state.sqlite.lock"} == {

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.checks import InvalidArgument, check_type, one_line
 from tfpfl.data.building import build_federation
 from tfpfl.data.catalog import load_source
 from tfpfl.data.client_arrays import write_clients
@@ -207,7 +207,7 @@ class Federation:
 
         Args:
             table: the path of a CSV file (in UTF-8; the first line names the columns) or of a Parquet file (needs
-                pyarrow, the extra 'tables'), a DataFrame of pandas or polars, or a dict of columns.
+                pyarrow, the extra 'tables'), a DataFrame of pandas or polars, a table of pyarrow, or a dict of columns.
             client, label: the columns of the client and of the label. Labels are integers or names of classes. With
                 `targets`, `label` is the column of the target, or a list of columns, one for each output.
             out: the folder to make; it must not exist yet.
@@ -258,6 +258,7 @@ class Federation:
         Raises:
             FederationError: the folder is no federation, is incomplete, was changed, or has a newer format.
         """
+        check_type("the folder of a federation", path, (str, os.PathLike), "a path")
         path = Path(os.path.abspath(path))
         manifest = read_manifest(path)
         for name in files_of(manifest):

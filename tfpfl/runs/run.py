@@ -29,7 +29,7 @@ import numpy as np
 from tfpfl.algorithms.parts.schedules import say_if_at_0
 from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.algorithms.transforms.secure import quorum
-from tfpfl.checks import InvalidArgument, Unavailable, warn_user
+from tfpfl.checks import InvalidArgument, Unavailable, check_type, warn_user
 from tfpfl.data import Federation
 from tfpfl.engines.engine import check_engine
 from tfpfl.engines.inputs import check_fits
@@ -184,6 +184,7 @@ class Run:
             StoreError: state.sqlite is damaged.
             Unavailable: the engine needs a package that is not installed.
         """
+        check_type("the run folder", folder, (str, os.PathLike), "a path")
         folder = Path(folder)
         read_config(folder)  # before the lock, because a folder that holds no run gets no lock file
         with locked_folder(folder) as lock:
