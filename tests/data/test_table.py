@@ -224,6 +224,14 @@ def test_a_bad_csv_file_is_refused(tmp_path, text, message):
         Federation.from_table(tmp_path / "t.csv", **WHO, out=tmp_path / "f")
 
 
+@pytest.mark.parametrize("how", [{"features": {"age", "h"}}, {"label": frozenset(["age", "h"]), "targets": "real"}])
+def test_a_set_of_columns_has_no_order(tmp_path, how):
+    """Python gives it another order in every process, so that the same call would make different federations."""
+    table = {name: range(12) for name in ("age", "h", "state")} | {"user": ["ann", "bob"] * 6}
+    with pytest.raises(InvalidArgument, match=r"must be a list, such as \['age', 'h'\], found a (frozen)?set: it"):
+        Federation.from_table(table, **(WHO | how), out=tmp_path / "f")
+
+
 def test_a_file_that_is_no_table(tmp_path):
     for name, message in (("t.xlsx", "FILE.csv or FILE.parquet, found"), ("no.csv", "there is no file")):
         with pytest.raises(InvalidArgument, match=message):

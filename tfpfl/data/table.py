@@ -72,6 +72,12 @@ def table_clients(
         check_type("split", split, str, "the name of a column")
     if features is not None:
         check_listed("features", features, "['age', 'weight']")
+    for what, given in (("features", features), ("label", label)):
+        if isinstance(given, set | frozenset):
+            raise InvalidArgument(
+                f"{what} must be a list, such as {sorted(map(str, given))}, found a {type(given).__name__}: it has no "
+                "order, and the numbers of an example have the order of their columns"
+            )
     labels, whole = label_columns(label), [client] if split is None else [client, split]
     if not labels or (targets is None and len(labels) != 1):
         raise InvalidArgument(
