@@ -153,6 +153,20 @@ class Dense(keras.Model):
         return self.dense(x)
 
 
+class Branches(keras.Model):
+    """Python's if on a tensor: Keras's own training takes it."""
+
+    def call(self, x):
+        return x if tf.reduce_sum(x) > 0 else -x
+
+
+class Values(keras.Model):
+    """NumPy in the middle of a model."""
+
+    def call(self, x):
+        return tf.constant(x.numpy())
+
+
 def of(*layers, **how):
     return lambda: SplitModel(keras.Sequential([keras.Input(**how), *layers]))
 
@@ -175,6 +189,12 @@ def of(*layers, **how):
             "does not take 2 examples .* any number of|stateful=True",
         ),
         (lambda: SplitModel(backbone(), input_shape=(5,)), r"does not take 2 examples of shape \(5,\).* Keras said"),
+        (
+            of(keras.layers.Lambda(tf.strings.length, output_shape=(4,)), shape=(4,), dtype="string"),
+            "does not take 2 examples .* numbers of the shape",
+        ),
+        (lambda: SplitModel(Branches(), input_shape=(4,)), r"cannot be made a graph, .* take tf.where or tf.cond"),
+        (lambda: SplitModel(Values(), input_shape=(4,)), r"cannot be made a graph, .* in place of NumPy's"),
         (lambda: SplitModel(Dense(), input_shape=4), r"input_shape is the shape of one example, .*; found 4"),
         (lambda: SplitModel(backbone(), seed="1"), "seed must be a number, found '1'"),
         (lambda: SplitModel(backbone(), seed=1.5), "seed must lie in .* found 1.5: a whole number"),

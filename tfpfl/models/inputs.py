@@ -10,6 +10,9 @@ import tensorflow as tf
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data.layout import is_several, names_of_arrays, packed, parts_of, shape_text
 
+# TensorFlow's words for another shape, for numbers where texts are wanted, and for a table that was never filled.
+_NOT_TAKEN = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
+
 
 def _is_shape(shape: Any) -> bool:
     return isinstance(shape, tuple | list | tf.TensorShape) and all(
@@ -103,11 +106,11 @@ class Inputs:
         """
         try:
             return backbone(self.zeros(rows))
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        except (TypeError, ValueError, *_NOT_TAKEN) as error:
             raise InvalidArgument(
                 f"the backbone {backbone.name!r} does not take {rows} examples of shape {shape_text(self.shape)}. It "
-                f"must take any number of examples, of the shape that it says or that input_shape gives. Keras said: "
-                f"{one_line(error, 400)}"
+                f"must take any number of examples, numbers of the shape that it says or that input_shape gives. "
+                f"Keras said: {one_line(error, 400)}"
             ) from error
 
     def for_keras(self, parts: list) -> Any:

@@ -51,8 +51,8 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
         variables: those that `apply` puts other values in the place of.
 
     Raises:
-        InvalidArgument: a layer reads one of the variables all the same, needs variables in place of values, or draws
-            random numbers in its own code.
+        InvalidArgument: a layer reads one of the variables all the same, needs variables in place of values, asks for
+            the value of a tensor, or draws random numbers in its own code.
     """
     given: list[Any] = []
 
@@ -64,7 +64,13 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
     spec = inputs.spec(1, [tf.int32 if integer else dtype for integer in inputs.integer])
     try:
         graph = tf.function(forward, autograph=False).get_concrete_function(theta, spec)
-    except AttributeError as error:  # the model was called before, with its variables
+    except (AttributeError, TypeError) as error:  # the model was called before, with its variables and with numbers
+        if isinstance(error, TypeError) or "attribute 'numpy'" in str(error):
+            raise InvalidArgument(
+                "the code of the backbone cannot be made a graph, in which a tensor has no value yet. In the call of a "
+                "layer or a model of your own, take tf.where or tf.cond in place of Python's if and while on tensors, "
+                f"and functions of TensorFlow in place of NumPy's. TensorFlow said: {one_line(error, 300)}"
+            ) from error
         raise InvalidArgument(
             "a layer uses its weights as variables, but they are tensors when a method trains. In the layer's call, "
             "read each weight as its attribute (self.kernel), without value() or read_value(), and change none with "
