@@ -294,6 +294,12 @@ def test_presets(data):
     assert distance(results["exact"][1], results["paper"][1]) > 1e-3
 
 
+@pytest.mark.parametrize(("name", "kind"), [("tau", "int"), ("beta", "float"), ("rho", "float")])
+def test_none_is_no_number(data, name, kind):
+    with pytest.raises(ValueError, match=f"{name} must be {kind}, found None"):
+        build_algorithm("pflego", data.model, data.population, **{name: None})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -136,13 +136,14 @@ def build_algorithm(
 
 
 def _check_numbers(method: Method, hyperparameters: dict) -> None:
-    """Refuses a text where a number is wanted, and a number with a point where a whole number is wanted."""
+    """Refuses a text or None where a number is wanted, and a number with a point where a whole number is wanted."""
     known = method.hyperparameters
     for name, value in hyperparameters.items():
         annotation = known[name].annotation
         kinds = get_args(annotation) or (annotation,)
         number = not {int, float}.isdisjoint(kinds)
-        if (number and isinstance(value, str) and str not in kinds) or (
+        nothing = value is None and type(None) not in kinds
+        if (number and (nothing or (isinstance(value, str) and str not in kinds))) or (
             int in kinds and isinstance(value, float | np.floating) and float not in kinds
         ):
             wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
