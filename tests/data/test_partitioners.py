@@ -279,6 +279,7 @@ def test_quantity_skew_changes_sizes_and_not_labels():
         ("round_robin", 1_500, {"K": 10}, "has only .* training examples"),
         ("round_robin", 0, {}, "integer >= 1, found 0"),
         ("round_robin", None, {}, "integer >= 1, found None"),
+        ("dirichlet", True, {}, "integer >= 1, found True"),
         ("iid", 2_001, {}, "more clients than examples"),
         ("dirichlet", 100, {}, "cannot have 40 examples each: there are 2500"),
         ("dirichlet", 60, {"alpha": 0.01}, "no draw of 1000"),

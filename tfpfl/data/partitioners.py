@@ -68,7 +68,7 @@ def check_seed(seed: int) -> None:
 
 
 def _check_clients(num_clients: int | None, num_examples: int) -> None:
-    if not isinstance(num_clients, int | np.integer) or num_clients < 1:
+    if not isinstance(num_clients, int | np.integer) or isinstance(num_clients, bool) or num_clients < 1:
         raise InvalidArgument(
             f"the number of clients must be an integer >= 1, found {num_clients!r}: give it, as in clients=20"
         )
