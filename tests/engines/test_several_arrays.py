@@ -379,6 +379,31 @@ def test_a_run_folder_keeps_such_a_model_and_gives_it_out(tmp_path):
         read_examples(tmp_path / "x.npy", federation)
 
 
+@pytest.mark.slow
+def test_arrays_may_have_names_that_layers_cannot_have(tmp_path):
+    """TensorFlow allows no space and no é in the name of a layer, and Keras no name twice, such as that of the head."""
+    rng = np.random.default_rng(0)
+    names = ("Größe in cm", "head", "_", "probabilities")
+
+    def person(n):
+        x = {name: rng.integers(0, 200, (n, 2)).astype(np.uint8) for name in names}
+        return x, x["head"][:, 0] // 100
+
+    federation = tfpfl.Federation.from_clients([person(20), person(30)], out=tmp_path / "f")
+    inputs = {name: keras.Input((2,)) for name in names}
+    together = keras.layers.Concatenate()(list(inputs.values()))
+    keras.Model(inputs, together, name="probabilities").save(tmp_path / "mine.keras")
+    config = tfpfl.RunConfig(algorithm="pflego", network=str(tmp_path / "mine.keras"), participation=1, rounds=1)
+    with tfpfl.Run.create(config, tmp_path / "run", federation) as run:
+        run.train()
+        (x, y), made = federation.raw(1, "test"), run.client_model(1)
+        scored = {e.client_id: e for e in run.store.evaluations(1) if (e.model, e.split) == ("personal", "test")}[1]
+    made.save(tmp_path / "1.keras")
+    loaded = keras.models.load_model(tmp_path / "1.keras")
+    found = loaded.predict({k: np.array(v) for k, v in x.items()}, verbose=0)
+    assert -np.log(found[np.arange(len(y)), y]).mean() == pytest.approx(scored.loss, rel=1e-4)
+
+
 # ---- pixels inside the model, and half precision
 
 

@@ -7,6 +7,7 @@ prediction: a sigmoid for several labels, exp for counts, and none for numbers a
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +37,24 @@ if TYPE_CHECKING:
 
 _LINKS = {"multilabel": "sigmoid", "poisson": "exponential"}  # what makes a prediction of the outputs
 INPUTS, OUTPUTS = ("raw", "decoded"), ("probabilities", "logits")
+
+
+class _FreeNames:
+    """Names of layers, which no other layer of the model may have, and of which Keras allows a few characters only.
+
+    The arrays of an example may have any names.
+    """
+
+    def __init__(self, *taken: str) -> None:
+        self._taken = set(taken)
+
+    def __call__(self, wanted: str) -> str:
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", wanted)
+        name = name if re.match("[A-Za-z0-9.]", name) else f"array{name}"
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
 
 
 class ClientModel(NamedTuple):
@@ -237,14 +256,15 @@ class ClientModels:
             variable.assign(value)
         layout, taken, columns = run.federation.layout, fresh.inputs, feature_columns(run.federation)
         examples, decoded = [], []
+        free = _FreeNames(backbone.name, *(() if fresh.trunk is None else (fresh.trunk.model.name,)))
         for array, name, spec in zip(layout.arrays, taken.names, split(fresh.example_spec()), strict=True):
-            x = keras.Input(array.shape, dtype=spec.dtype.name, name=name or "examples")
+            x = keras.Input(array.shape, dtype=spec.dtype.name, name=free(name or "examples"))
             examples.append(x)
             if inputs == "raw" and (array.scale, array.shift) != (1, 0):
-                of = f"decode_{name}" if name else "decode"
+                of = free(f"decode_{name}" if name else "decode")
                 x = keras.layers.Rescaling(array.scale, offset=array.shift, dtype=dtype, name=of)(x)
             decoded.append(x)
-        head = keras.layers.Dense(weights.head.bias.shape[0], dtype=dtype, name="head")
+        head = keras.layers.Dense(weights.head.bias.shape[0], dtype=dtype, name=free("head"))
         x = taken.for_keras(decoded)
         if fresh.trunk is not None:
             fresh.trunk.model.trainable = False
@@ -253,9 +273,9 @@ class ClientModels:
         head.set_weights(list(weights.head))
         kind = fresh.kind.label
         if outputs == "probabilities" and kind.is_classes:
-            y = keras.layers.Softmax(dtype=dtype, name="probabilities")(y)
+            y = keras.layers.Softmax(dtype=dtype, name=free("probabilities"))(y)
         elif outputs == "probabilities" and kind.name in _LINKS:
-            y = keras.layers.Activation(_LINKS[kind.name], dtype=dtype, name="predictions")(y)
+            y = keras.layers.Activation(_LINKS[kind.name], dtype=dtype, name=free("predictions"))(y)
         about = {
             "client": client_id,
             "client_name": run.federation.client_names[client_id],
