@@ -193,6 +193,11 @@ def of(*layers, **how):
             of(keras.layers.Lambda(tf.strings.length, output_shape=(4,)), shape=(4,), dtype="string"),
             "does not take 2 examples .* numbers of the shape",
         ),
+        pytest.param(
+            lambda: SplitModel(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)], name="my model")),
+            "name of the backbone, .* does not allow: .* said: 'my model/' is not a valid",
+            marks=pytest.mark.skipif(keras.__version__[0] != "2", reason="Keras 3 allows other names"),
+        ),
         (lambda: SplitModel(Branches(), input_shape=(4,)), r"cannot be made a graph, .* take tf.where or tf.cond"),
         (lambda: SplitModel(Values(), input_shape=(4,)), r"cannot be made a graph, .* in place of NumPy's"),
         (lambda: SplitModel(Dense(), input_shape=4), r"input_shape is the shape of one example, .*; found 4"),

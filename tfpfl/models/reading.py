@@ -52,7 +52,7 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
 
     Raises:
         InvalidArgument: a layer reads one of the variables all the same, needs variables in place of values, asks for
-            the value of a tensor, or draws random numbers in its own code.
+            the value of a tensor, or draws random numbers in its own code; or a name is not allowed.
     """
     given: list[Any] = []
 
@@ -75,6 +75,14 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
             "a layer uses its weights as variables, but they are tensors when a method trains. In the layer's call, "
             "read each weight as its attribute (self.kernel), without value() or read_value(), and change none with "
             f"assign: what it counts would differ from engine to engine. TensorFlow said: {one_line(error, 300)}"
+        ) from error
+    except ValueError as error:
+        if "valid root scope name" not in str(error):
+            raise
+        raise InvalidArgument(
+            "the name of the backbone, or of a model in it, is one that TensorFlow does not allow: take letters from A "
+            "to z, digits, and _ and - after the first of them, as in keras.Sequential(..., name='my_model'). "
+            f"TensorFlow said: {one_line(error, 300)}"
         ) from error
     _check_replaced(graph.graph, variables)
     _check_draws(graph.graph)
