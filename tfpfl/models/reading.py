@@ -64,24 +64,21 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
     spec = inputs.spec(1, [tf.int32 if integer else dtype for integer in inputs.integer])
     try:
         graph = tf.function(forward, autograph=False).get_concrete_function(theta, spec)
-    except (AttributeError, TypeError) as error:  # the model was called before, with its variables and with numbers
-        if isinstance(error, TypeError) or "attribute 'numpy'" in str(error):
+    except InvalidArgument:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:  # the model took numbers before, with its variables
+        if isinstance(error, AttributeError):
             raise InvalidArgument(
-                "the code of the backbone cannot be made a graph, in which a tensor has no value yet. In the call of a "
-                "layer or a model of your own, take tf.where or tf.cond in place of Python's if and while on tensors, "
-                f"and functions of TensorFlow in place of NumPy's. TensorFlow said: {one_line(error, 300)}"
+                "a layer uses its weights as variables, or asks for the value of a tensor; but weights are tensors when "
+                "a method trains, and a tensor of a graph has no value yet. In the layer's call, read each weight as "
+                "its attribute (self.kernel), without value() or read_value(), change none with assign (what it "
+                "counts would differ from engine to engine), and take functions of TensorFlow in place of NumPy's. "
+                f"TensorFlow said: {one_line(error, 300)}"
             ) from error
         raise InvalidArgument(
-            "a layer uses its weights as variables, but they are tensors when a method trains. In the layer's call, "
-            "read each weight as its attribute (self.kernel), without value() or read_value(), and change none with "
-            f"assign: what it counts would differ from engine to engine. TensorFlow said: {one_line(error, 300)}"
-        ) from error
-    except ValueError as error:
-        if "valid root scope name" not in str(error):
-            raise
-        raise InvalidArgument(
-            "the name of the backbone, or of a model in it, is one that TensorFlow does not allow: take letters from A "
-            "to z, digits, and _ and - after the first of them, as in keras.Sequential(..., name='my_model'). "
+            "the backbone cannot be made a graph, in which a tensor has no value yet. In the call of a layer or a "
+            "model of your own, take tf.where or tf.cond in place of Python's if and while on tensors. The name of a "
+            "model has letters from A to z, digits, _ and - only, as in keras.Sequential(..., name='my_model'). "
             f"TensorFlow said: {one_line(error, 300)}"
         ) from error
     _check_replaced(graph.graph, variables)
