@@ -194,6 +194,21 @@ def test_softplus_of_any_number(scale):
     assert relative(found[0], expected[0]) < 1e-5 and relative(found[1], expected[1]) < 1e-5
 
 
+@pytest.mark.parametrize("name", slow_but(["elu", "relu", "selu"], "selu"))
+def test_an_activation_at_exactly_0(name):
+    """The paper of a drawing is 0, and so is what a first layer makes of it as long as its bias is 0."""
+    keras.utils.set_random_seed(0)
+    model = SplitModel(keras.Sequential([keras.Input((4,)), layers.Dense(6, activation=name)]))
+    theta, head = model.initial_theta, random_head(model, 3)
+    x, y = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 1], np.int32)
+    x[0] = 1
+    content = convert_program(model, signatures=("joint_gradient",))
+    found = runner(content, "joint_gradient")(
+        theta=flatten(theta), x=x, labels=y, weights=np.full(6, 1 / 6, np.float32), kernel=head.kernel, bias=head.bias
+    )
+    assert relative(found["dtheta"], true_gradient(model, theta, head, x, y)[1]) < 1e-5
+
+
 @pytest.mark.parametrize("select", ["Select", "SelectV2"])
 def test_a_softmax_over_several_axes_in_int8(select):
     """The interpreter ended the process at the converter's words for IsFinite, which logsumexp asks for."""

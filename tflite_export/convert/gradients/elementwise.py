@@ -29,9 +29,10 @@ def elu(op, dy):
 
 
 def selu(op, dy):
+    """At 0, where the two slopes differ, it is that of positive numbers, as in TensorFlow."""
     y = op.outputs[0]
-    positive = where(y > 0)
-    return dy * (_SELU_SCALE * positive + (y + _SELU_SCALE * _SELU_ALPHA) * (1 - positive))
+    negative = where(y < 0)
+    return dy * (_SELU_SCALE * (1 - negative) + (y + _SELU_SCALE * _SELU_ALPHA) * negative)
 
 
 def softplus(op, dy):
