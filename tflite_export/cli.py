@@ -18,7 +18,7 @@ from tflite_export.device.layout import MODEL_CARD
 from tfpfl.checks import TfpflError, one_line
 from tfpfl.cli.group import Group
 from tfpfl.cli.layout import OneOf, SectionedCommand
-from tfpfl.cli.options import allow_code_of, allow_code_option
+from tfpfl.cli.options import allow_code_of_run, allow_code_option
 
 _folder = click.Path(path_type=Path)
 _python = click.option(
@@ -98,7 +98,7 @@ def export(run, client, out, rounds, inference, browser, allow_code):
     from tflite_export.convert.bundle import export as write
 
     if allow_code:
-        allow_code_of(run)
+        allow_code_of_run(run)
     bundle = write(run, client, out, rounds=rounds, inference=inference, browser=browser)
     click.echo((out / MODEL_CARD).read_text(encoding="utf-8"))
     click.echo(f"Written to {out}: {sum(f['bytes'] for f in bundle.manifest['files'].values()):,} bytes")
@@ -236,7 +236,7 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
     from tfpfl.runs.run import Run
 
     if allow_code:
-        allow_code_of(run)
+        allow_code_of_run(run)
     with Run.open(run, engine="local") as opened:  # the one of the run may need a package that is not here
         rows = simulate(opened, rounds, engine=engine, payload=payload, chunk=chunk, static=static)
         tolerance = tolerance or rounding(opened.config.hyperparameters)
@@ -321,7 +321,7 @@ def web(context, source, out, client, page, members, member_classes, start, serv
     if not serve and (without := given & {"port", "browser"}):
         raise click.UsageError(f"--{min(without)} is for serving the site: give --serve too")
     if allow_code:
-        allow_code_of(source)
+        allow_code_of_run(source)
     what = {"client": client, "page": page, "members": members, "member_classes": member_classes, "start": start}
     if serve:
         return _serve(lambda folder: write_site(source, folder, **what), out if "out" in given else None, port, browser)
@@ -370,7 +370,7 @@ def demo(run, client, out, steps, allow_code):
     from tflite_export.demo import demonstrate
 
     if allow_code:
-        allow_code_of(run)
+        allow_code_of_run(run)
     for line in demonstrate(run, client, out, steps).lines():
         click.echo(line)
 

@@ -17,6 +17,8 @@ from tflite_export.device.payload import PayloadError
 from tflite_export.device.runtime import write_manifest
 from tflite_export.rounds import RoundComparison
 from tfpfl.checks import InvalidArgument
+from tfpfl.runs.config import file_hash
+from tfpfl.runs.consent import is_allowed
 from tfpfl.runs.run import Run
 
 
@@ -97,6 +99,14 @@ def test_not_a_run_and_not_a_bundle(tmp_path):
     assert "is not a run folder" in call("export", tmp_path, "--client", 1, "--out", tmp_path / "b", code=1)
     for command in ("verify", "inspect", "bench"):
         assert "is not a bundle" in call(command, tmp_path, code=1)
+
+
+@pytest.mark.parametrize("command", [("export", "--client", "0"), ("simulate-round",), ("demo",), ("web",)])
+def test_what_is_no_run_folder_is_refused_before_its_code_is_allowed(command, tmp_path):
+    file = tmp_path / "net.keras"
+    file.write_bytes(b"somebody's code")
+    assert "is not a run folder" in call(*command, file, "--allow-code", code=1)
+    assert not is_allowed(file_hash(file))
 
 
 @pytest.mark.slow

@@ -276,14 +276,20 @@ def allow_code_of(*paths: str | Path | None) -> None:
         allow_code(path)
 
 
+def allow_code_of_run(folder: Path) -> None:
+    """Does what --allow-code says for a run folder. Another folder or file is refused, and nothing of it is allowed."""
+    from tfpfl.runs.config import read_config
+
+    read_config(folder)
+    allow_code_of(folder)
+
+
 def open_run(folder: Path, allow_code: bool, **how: Any) -> "Run":
     """Opens the run in a folder, see `Run.open`; with --allow-code, its code is allowed before."""
-    from tfpfl.runs.config import read_config
     from tfpfl.runs.run import Run
 
     if allow_code:
-        read_config(folder)  # another folder or file is refused before something of it is allowed
-        allow_code_of(folder)
+        allow_code_of_run(folder)
     return Run.open(folder, **how)
 
 
