@@ -235,6 +235,8 @@ def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow
     from tflite_export.rounds import simulate_round as simulate
     from tfpfl.runs.run import Run
 
+    if payload != "float32" and tolerance is not None:
+        raise click.UsageError(f"--tolerance is for --payload float32: with {payload} there is no verdict")
     if allow_code:
         allow_code_of_run(run)
     with Run.open(run, engine="local") as opened:  # the one of the run may need a package that is not here

@@ -205,6 +205,11 @@ def test_the_verdict_of_simulate_round(monkeypatch, run_folder, rows, options, s
     assert ("agree" in text) == (said is None and "int8" not in options) and (said or "") in text
 
 
+def test_a_tolerance_without_a_verdict_is_refused(tmp_path):
+    said = call("simulate-round", tmp_path, "--payload", "int8", "--tolerance", 0.01, code=2)
+    assert "--tolerance is for --payload float32" in said
+
+
 def test_the_package_of_the_runs_own_engine_need_not_be_here(monkeypatch, run_folder):
     """The rounds are computed by the engine that is asked for: a run by TFF is compared where there is no TFF."""
     opened, as_it_is = [], Run.open
