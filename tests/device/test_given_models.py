@@ -26,6 +26,7 @@ SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # 
         ({"training": {"tau": 0}}, "training.tau must be an integer from 1 to 2147483647, found 0"),
         ({"training": {"beta": -1}}, "training.beta must be a number from 0"),
         ({"training": {"beta": np.float32("nan")}}, "training.beta must be a number from 0"),
+        ({"training": {"head_rate": None}}, "training has head_rate None, and a round ends with a step on the head"),
         ({"preprocessing": {"scale": 1 / 255, "shift": 0.0}}, "preprocessing has scale, but not stored_dtype"),
         ({"preprocessing": {"mean": np.zeros(3)}}, "preprocessing cannot be written to the manifest"),
         ({"labels": ["a", "b", "a"]}, "two labels are 'a'"),
@@ -58,7 +59,7 @@ def test_a_model_that_draws_has_no_rounds_and_says_so():
     source = (model, model.initial_theta, SOURCE[2])
     with pytest.warns(TfpflWarning, match="exported without rounds on a device: its network has layers that draw"):
         assert personal_model(source, None).rounds is False
-    assert personal_model(source, None, rounds=False).rounds is False
+    assert personal_model(source, None, rounds=False, training={"head_rate": None}).rounds is False
     with pytest.raises(ExportError, match="cannot take part in rounds on a device: its network has layers that draw"):
         personal_model(source, None, rounds=True)
 

@@ -298,6 +298,12 @@ def _given(
     if unknown:
         raise ExportError(f"unknown in training: {', '.join(sorted(unknown))}; there are {', '.join(TRAINING)}")
     training, preprocessing = _entries({**TRAINING, **(training or {})}, preprocessing or {})
+    rounds = not model.draws if rounds is None else rounds
+    if rounds and training["head_rate"] is None:  # every round would seem to diverge
+        raise ExportError(
+            "training has head_rate None, and a round ends with a step on the head at this rate: give it, or export "
+            "with rounds=False"
+        )
     k = head.bias.shape[0]
     if isinstance(labels, str):
         raise ExportError(f"labels must be a list of names, found the text {labels!r}")
@@ -309,7 +315,7 @@ def _given(
     return Personal(
         model=model,
         weights=Weights(theta, head),
-        rounds=not model.draws if rounds is None else rounds,
+        rounds=rounds,
         training=training,
         about={"algorithm": None, "client": None} | ({} if dataset is None else {"dataset": one_line(dataset)}),
         preprocessing=preprocessing,
