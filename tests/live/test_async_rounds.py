@@ -254,6 +254,26 @@ def test_who_was_away_before_a_start_of_the_server_is_away_after_it(whole, stopp
     rounds.close()
 
 
+@pytest.mark.parametrize(("client", "since"), {"new": (9, 8), "back": (8, 8), "slow": (7, 2)}.values())
+def test_a_start_of_the_server_during_a_visit_makes_no_client_away_or_owed_more(whole, client, since):
+    """A client that had joined just before was paid for all arrivals since the run began, with one huge step."""
+    rounds = joined(whole, clients=range(9), wait_for=9, awake=90.0)
+    send(rounds, 8, now=1.0)
+    send(rounds, 7, now=1.0)
+    body = body_of(rounds, 7, rounds.work(7, 1.0)["theta"])
+    for other in range(6):  # six arrivals while client 7 computes and client 8 is away
+        send(rounds, other, now=1000.0)
+    if client != 7:
+        if client == 9:
+            join(rounds, [9], 1000.0)
+        body = body_of(rounds, client, rounds.work(client, 1000.0)["theta"])
+    rounds.close()
+    rounds = AsyncRounds(whole, Rules(buffer=2, wait_for=9, awake=90.0), 1001.0)
+    rounds.update(client, 1 if client == 9 else 2, body, 1002.0)
+    assert rounds.book.arrivals(8)[0].arrival.since == since
+    rounds.close()
+
+
 def test_it_diverges_before_the_step_is_saved(make_run, tmp_path):
     with make_run(tmp_path / "run", EXACT | {"rho": 10.0}, participation=1.0) as run:
         rounds = joined(run)

@@ -85,6 +85,10 @@ class AsyncServer:
             self._since[client] = self.count
         return Ticket(self.visits[client] + 1, self.version, self._since[client], self.per_step(client))
 
+    def resume(self, client: int, version: int) -> None:
+        """An update comes, and nobody knows when its visit began: its gap does not begin before its theta was there."""
+        self._since[client] = max(self._since[client], version * self.buffer)
+
     def per_step(self, client: int) -> float:
         """How often a client arrives in a step, as measured; before its first arrival as if all came equally often."""
         return self.buffer / self._gap.get(client, float(len(self.alphas)))

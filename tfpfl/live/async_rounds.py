@@ -120,13 +120,13 @@ class AsyncRounds(LiveRounds):
             self._begun.discard(client)
             late = f"of step {version}, and {server.version} were taken"
             raise Refused(410, f"the theta of this update is {late}: it is too old, ask for work again")
-        if was_at_work:  # for however long, with a theta that it may have: refused or not, it was not away
-            self._begun.add(client)
+        if not was_at_work:  # it asked an earlier start of the server, which did not write down when
+            server.resume(client, version)
+        self._begun.add(client)  # for however long, with a theta that it may have: refused or not, it was not away
         self._check_update(client, about, payload, self.view._replace(theta=theta, splits=()))
         arrival = server.arrival(client, version)
         kind = "float32" if len(payload) == payloads.num_bytes(self.model.num_backbone_weights) else "int8"
         self.book.put_arrival(server.count + 1, arrival, kind, hashlib.sha256(payload).hexdigest(), body, now)
-        self._begun.add(client)  # its next gap begins here, also if the server was started anew during this visit
         self._take(arrival, payload, now)
         return {"counted": True, "round": number}
 
@@ -205,7 +205,8 @@ class AsyncRounds(LiveRounds):
             raise InvalidArgument(f"{self.book.path} has {len(known) - 1} steps, and the run others: one was replaced")
         self._versions = {theta: version for version, theta in enumerate(known)}
         for logged in self.book.arrivals():
-            self._begun.add(logged.arrival.client)
+            if before.get(logged.arrival.client, 0.0) <= self.rules.awake:
+                self._begun.add(logged.arrival.client)
             if logged.body is None:
                 self.async_server.remember(logged.arrival)
             else:
