@@ -146,6 +146,25 @@ def test_sizes_may_change_until_the_client_counts(places, tmp_path):
         rounds.close()
 
 
+def test_sizes_may_change_while_a_secure_round_waits_for_more_devices(places, tmp_path):
+    """A device that corrected its data was told that it counts from round 1 on, which had not begun."""
+    with new_run(places, tmp_path / "run") as run:
+        rounds = SecureRounds(run, Rules(secure=True, awake=1e6), 0.0)
+        rounds.book.set_tokens({i: f"token {i}" for i in range(12)})
+        rounds.refresh()
+        join(rounds, 2, 30, secure=1)
+        join(rounds, 4, 20, secure=1)
+        assert rounds.view.kind == wire.NOTHING  # a sum has three clients
+        join(rounds, 2, 10, secure=1)
+        join(rounds, 7, 10, secure=1)
+        assert rounds.view.kind == wire.KEYS
+        weights = {i: rounds.view.settings[i]["weight"] for i in (2, 4, 7)}
+        assert weights == pytest.approx({2: 0.25, 4: 0.5, 7: 0.25})
+        with pytest.raises(Refused, match="since it counts from round 1 on"):
+            join(rounds, 2, 30, secure=1)
+        rounds.close()
+
+
 def test_runs_that_cannot_be_on_places(places, tmp_path):
     with new_run(places, tmp_path / "run") as run:
         with pytest.raises(RunError, match="tfpfl serve"):

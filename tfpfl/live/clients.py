@@ -82,10 +82,10 @@ class Clients:
         self.vectors = None if self._exported else Vectors(self.algorithm, self.run.config.seed)
         self.update_size = self.vectors.update_size if self.vectors else self.model.num_backbone_weights
 
-    def _enrol(self, number: int) -> None:
-        """In a run on places, the clients of a round are those that count in it."""
-        found = self.enrolled.population(number) if self.enrolled is not None else None
-        if found is not None and (self.population is self.run.population or found.client_ids.tolist() != self.ids):
+    def _enrol(self, number: int, opens: bool = False) -> None:
+        """In a run on places, the clients of a round are those that count in it, and if it `opens` now all."""
+        found = self.enrolled.population(number, opens) if self.enrolled is not None else None
+        if found is not None and (self.population is self.run.population or _sizes(found) != _sizes(self.population)):
             self._use(found)
 
     def info(self, client: int) -> ClientInfo:
@@ -155,6 +155,10 @@ class Clients:
         if self.enrolled is not None:
             return int(self.info(client).num_examples) if split == "train" else None
         return int(self.run.federation.num_examples(split)[client])
+
+
+def _sizes(population: Population) -> list[list[int]]:
+    return [part.tolist() for part in (population.client_ids, population.num_examples, population.num_classes)]
 
 
 def score_rows(scores: list[dict], number: int, client: int, model: str) -> list[protocols.Score]:

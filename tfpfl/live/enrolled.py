@@ -98,10 +98,15 @@ class Enrolled:
         known = {str(i): found[i] for i in sorted(found)}
         write_whole(self._path, (json.dumps(known, indent=2) + "\n").encode(), 0o600)
 
-    def population(self, number: int) -> Population | None:
-        """The clients that count in a round, with their alpha_i; None if they are fewer than a cohort needs."""
+    def population(self, number: int, opens: bool = False) -> Population | None:
+        """The clients that count in a round, with their alpha_i; None if they are fewer than a cohort needs.
+
+        Args:
+            number: the round.
+            opens: whether it opens now, so that all who have joined count in it.
+        """
         found = {i: self._known[i] for i in sorted(self._known)}
-        counted = {i: about for i, about in found.items() if about["since"] is not None and about["since"] <= number}
+        counted = {i: about for i, about in found.items() if opens or (about["since"] or np.inf) <= number}
         if len(counted) < max(1, self._places.sampling.high):
             return None
         sizes = {name: [about[name] for about in counted.values()] for name in ("examples", "classes")}

@@ -327,8 +327,7 @@ class LiveRounds(Clients):
         if self.enrolled is not None:
             if len(self.enrolled.ids) < self.population.sampling.high:  # of 'range' cohorts; 0 of others
                 return
-            self.enrolled.count(number)
-            self._enrol(number)
+            self._enrol(number, opens=True)
         awake = self.awake(now)
         if not len(awake):
             return
@@ -336,6 +335,8 @@ class LiveRounds(Clients):
         ids = [int(i) for i in cohort(self.run.config.seed, number, self.population, present)]
         if len(ids) < self._fewest:
             return
+        if self.enrolled is not None:
+            self.enrolled.count(number)
         theta = self._publish(self._theta(self._server))
         self.book.open_round(number, theta, ids, now, now + self.rules.deadline)
         self._open_round = self.book.open_now()
