@@ -349,7 +349,11 @@ def test_what_cannot_be_is_refused_at_the_start(make_run, secure_run, tmp_path):
 def test_a_round_waits_for_three_clients(secure_run, tmp_path):
     given = gradients(secure_run)
     rounds, phones = joined(secure_run, Rules(**RULES | {"wait_for": 1}), tmp_path, dict(list(given.items())[:2]))
-    assert rounds.view.kind == wire.NOTHING
+    for now in (1.0, 2.0):
+        rounds.tick(now)
+        assert rounds.view.kind == wire.NOTHING
+    (why,) = [event[2] for event in rounds.book.events() if event[2].startswith("waits")]  # once, and not every second
+    assert why == "waits: 1 of 1 clients that are here would be invited, and 3 are needed"
     more, _ = joined_more(rounds, tmp_path, given, 2)
     rounds.tick(2.0)
     assert rounds.view.kind == wire.KEYS and rounds.view.waiting == {0, 1, 2}

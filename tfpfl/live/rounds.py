@@ -92,7 +92,9 @@ class LiveRounds(Clients):
             )
         return book
 
-    _fewest = 0  # clients that are invited; a 'binomial' cohort may have nobody
+    def _waits_for_more(self, number: int, invited: int, here: int, now: float) -> bool:
+        """Whether a round does not open with so few clients; a 'binomial' cohort may have nobody."""
+        return False
 
     # What devices ask and send
 
@@ -333,7 +335,7 @@ class LiveRounds(Clients):
             return
         present = None if len(awake) == len(self.ids) else awake
         ids = [int(i) for i in cohort(self.run.config.seed, number, self.population, present)]
-        if len(ids) < self._fewest:
+        if self._waits_for_more(number, len(ids), len(awake), now):
             return
         if self.enrolled is not None:
             self.enrolled.count(number)

@@ -98,6 +98,11 @@ class SecureBook(Book):
             self._log(at, f"failed: {why}", number, None)
         self._forget_deleted()
 
+    def note(self, what: str, number: int, at: float) -> None:
+        """Keeps what the operator should know of a round."""
+        with self._transaction():
+            self._log(at, what, number, None)
+
     def put_sum(self, number: int, total: np.ndarray, sent: Mapping[int, bytes], clipped: int, at: float) -> None:
         """Keeps the sum and who is in it, and deletes masked words and shares, in one step. The round is then closed.
 

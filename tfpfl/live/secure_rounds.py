@@ -105,6 +105,7 @@ class SecureRounds(LiveRounds):
         self._phase: Phase | None = None
         self._public: set[bytes] = set()  # the keys that came in the first phase
         self._again: float | None = None  # when the round begins again after an attempt that failed
+        self._told_of = 0  # the last round of which the log says that it waits
         super().__init__(run, rules, now)
 
     def _open_book(self, path) -> SecureBook:
@@ -125,7 +126,13 @@ class SecureRounds(LiveRounds):
         neighbours = graph.degree(self.run.population.num_clients, self.rules.threshold)
         return 1024 + 200 * max(graph.COMPLETE, neighbours)
 
-    _fewest = LEAST
+    def _waits_for_more(self, number: int, invited: int, here: int, now: float) -> bool:
+        if invited < LEAST and self._told_of < number:  # once: it may wait for long
+            self._told_of = number
+            why = f"waits: {invited} of {here} clients that are here would be invited, and {LEAST} are needed"
+            self.book.note(why, number, now)
+            _logger.warning("round %d %s", number, why)
+        return invited < LEAST
 
     # What devices ask and send
 
