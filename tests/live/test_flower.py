@@ -1,13 +1,16 @@
 """The Flower app of a run: what the command writes and refuses, what nodes are asked, and rounds on two real nodes."""
 
 import ast
+import importlib.util
 import json
 import os
 import random
 import signal
+import sys
 import time
 import tomllib
 from contextlib import closing
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -28,6 +31,7 @@ from tfpfl.data import Federation
 from tfpfl.live import asking as module
 from tfpfl.live.asking import Asking
 from tfpfl.live.book import Book
+from tfpfl.live.flower import _TEMPLATES as TEMPLATES
 from tfpfl.live.flower import FILES, toml_of
 from tfpfl.live.rules import Rules
 from tfpfl.runs.config import RunConfig
@@ -281,6 +285,24 @@ def test_the_app_that_the_command_writes(bare_run, tmp_path):
 def is_entry(node):
     """Whether it is config["..."]."""
     return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "config"
+
+
+def test_the_server_app_goes_on_though_the_clock_was_set_back(monkeypatch):
+    """The deadline, and nodes that had not answered, waited until the old time was there again."""
+    for name in ("flwr", "flwr.app", "flwr.serverapp"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    sys.modules["flwr.serverapp"].ServerApp().main.return_value = lambda function: function
+    spec = importlib.util.spec_from_file_location("server_app", TEMPLATES / "server_app.py")
+    app = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(app)
+    asking, app.time, app.Run = MagicMock(), MagicMock(), MagicMock()
+    app.Asking = lambda *_, **__: asking
+    app.time.time.side_effect = [1000.0, 1001.0, 5.0, 6.0, 7.0, 8.0]
+    asking.questions.return_value = []
+    asking.is_over.side_effect = [False, False, True]
+    config = {"deadline": 9.0, "quorum": 0.6, "wait-for": 1, "payload": "float32", "max-norm": 0.0, "patience": 9.0}
+    app.main(MagicMock(), MagicMock(run_config=config | {"run": "run"}))
+    assert [call.args[1] for call in asking.questions.call_args_list] == [1000.0, 1001.0, 1003.0]
 
 
 def test_settings_are_toml_whatever_the_folder_is_called():

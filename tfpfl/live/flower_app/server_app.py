@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from tfpfl.live.asking import Asking, Question
 from tfpfl.live.rules import Rules
+from tfpfl.live.server import Steady
 from tfpfl.runs.run import Run
 
 PAUSE = 1.0  # seconds between two looks at what has come
@@ -25,7 +26,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Runs the rounds until the last one is saved."""
     config = context.run_config
-    patience = float(config["patience"])
+    patience, clock = float(config["patience"]), Steady(time.time)
     rules = Rules(
         deadline=float(config["deadline"]),
         quorum=float(config["quorum"]),
@@ -39,14 +40,14 @@ def main(grid: Grid, context: Context) -> None:
     ):
         asked: dict[str, Question] = {}  # by the number of the message
         while True:
-            asked |= send(grid, asking.questions(grid.get_node_ids(), time.time()), patience)
+            asked |= send(grid, asking.questions(grid.get_node_ids(), clock()), patience)
             for reply in grid.pull_messages(list(asked)) if asked else ():
                 question = asked.pop(reply.metadata.reply_to_message_id)
                 if reply.has_error():
-                    asking.failed(question, reply.error.reason or "it did not answer", time.time())
+                    asking.failed(question, reply.error.reason or "it did not answer", clock())
                 else:
-                    asking.hear(question, reply.content.config_records.get("answer", {}), time.time())
-            if asking.is_over(time.time()):
+                    asking.hear(question, reply.content.config_records.get("answer", {}), clock())
+            if asking.is_over(clock()):
                 break
             time.sleep(PAUSE)
         run.write_summary()
