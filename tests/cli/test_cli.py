@@ -291,7 +291,7 @@ def test_an_error_of_ours_is_one_line(kind, federation, monkeypatch):
     assert error("run", "--federation", federation.path, "--out", "run") == "Error: this is wrong"
 
 
-@pytest.mark.parametrize("command", ["evaluate", "resume"])
+@pytest.mark.parametrize("command", ["evaluate", "resume", "new-clients"])
 def test_what_is_no_run_folder_is_refused_before_its_code_is_allowed(command, tmp_path):
     file = tmp_path / "net.keras"
     file.write_bytes(b"somebody's code")

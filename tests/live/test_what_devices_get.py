@@ -1,5 +1,6 @@
 """Bundles and data that a server makes for its devices: a device computes the features of the run from them."""
 
+import math
 from types import SimpleNamespace
 
 import keras
@@ -12,6 +13,7 @@ from helpers.truth import relative
 from tflite_export import DeviceClient
 from tflite_export.device.__main__ import read_examples
 from tflite_export.device.errors import InvalidInput
+from tflite_export.device.live.client import LiveDevice
 from tflite_export.device.live.work import Work, check_examples
 from tfpfl.data import Federation
 from tfpfl.live.serve import bundles_of, write_data
@@ -101,3 +103,28 @@ def test_a_single_number_is_no_array_of_examples(single, tmp_path):
     np.savez(tmp_path / "train.npz", **arrays)
     with pytest.raises(InvalidInput, match="train.npz must have arrays of examples, and x or y is a single number"):
         read_examples(tmp_path)
+
+
+@pytest.mark.parametrize("told", ['{"classes": 3.7}', '{"classes": Infinity}', '{"classes": 0}', "[3]", "{}", "{"])
+def test_a_number_of_classes_that_is_none(told, tmp_path):
+    np.savez(tmp_path / "train.npz", x=np.ones((2, 3), np.float32), y=np.array([0, 1]))
+    (tmp_path / "about.json").write_text(told)
+    with pytest.raises(InvalidInput, match='about.json must be JSON such as {"classes": 3}'):
+        read_examples(tmp_path)
+
+
+def test_a_compressed_file_that_is_damaged(tmp_path):
+    path = tmp_path / "train.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).random((50, 3)), y=np.arange(50) % 2)
+    content = bytearray(path.read_bytes())
+    content[200:260] = b"\xff" * 60
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match="train.npz must be a file of NumPy with the arrays x and y"):
+        read_examples(tmp_path)
+
+
+@pytest.mark.parametrize("patience", [math.nan, -1.0])
+def test_a_patience_that_is_no_time(patience, tmp_path):
+    """With nan, a device waited for ever for a server that was away."""
+    with pytest.raises(InvalidInput, match=f"patience must be a number of seconds, 0 or more, found {patience}"):
+        LiveDevice("http://127.0.0.1:9", tmp_path, {"train": (np.ones((2, 3)), np.array([0, 1]))}, patience=patience)

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from tflite_export.device.bench import any_interpreter
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live.client import LiveDevice
 from tflite_export.device.live.connection import trusting
-from tflite_export.device.live.wire import SPLITS
+from tflite_export.device.live.wire import SPLITS, WireError, entry
+
+_DAMAGED = (zipfile.BadZipFile, zlib.error)
 
 
 def read_examples(folder: Path) -> dict:
@@ -38,7 +41,7 @@ def read_examples(folder: Path) -> dict:
         try:
             with np.load(path) as arrays:
                 found[split] = arrays["x"], arrays["y"]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, *_DAMAGED) as error:
             raise InvalidInput(f"{path} must be a file of NumPy with the arrays x and y: {error}") from error
         if not (found[split][0].ndim and found[split][1].ndim):
             raise InvalidInput(f"{path} must have arrays of examples, and x or y is a single number")
@@ -48,8 +51,9 @@ def read_examples(folder: Path) -> dict:
         raise InvalidInput(f"{folder} has no train.npz: a device needs examples")
     about = folder / "about.json"
     try:
-        found["classes"] = int(json.loads(about.read_text(encoding="utf-8"))["classes"]) if about.exists() else None
-    except (ValueError, KeyError, TypeError) as error:
+        told = json.loads(about.read_text(encoding="utf-8")) if about.exists() else None
+        found["classes"] = None if told is None else entry(told, "classes", int, 1)
+    except (ValueError, AttributeError, WireError) as error:
         raise InvalidInput(f'{about} must be JSON such as {{"classes": 3}}: {error}') from error
     return found
 

@@ -276,12 +276,13 @@ def allow_code_of(*paths: str | Path | None) -> None:
         allow_code(path)
 
 
-def allow_code_of_run(folder: Path) -> None:
-    """Does what --allow-code says for a run folder. Another folder or file is refused, and nothing of it is allowed."""
+def allow_code_of_run(*folders: Path) -> None:
+    """Does what --allow-code says for run folders. If one is another folder or file, nothing is allowed."""
     from tfpfl.runs.config import read_config
 
-    read_config(folder)
-    allow_code_of(folder)
+    for folder in folders:
+        read_config(folder)
+    allow_code_of(*folders)
 
 
 def open_run(folder: Path, allow_code: bool, **how: Any) -> "Run":

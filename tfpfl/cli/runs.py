@@ -17,6 +17,7 @@ from tfpfl.cli.options import (
     PICTURE,
     RunCommand,
     allow_code_of,
+    allow_code_of_run,
     allow_code_option,
     config_option,
     download_option,
@@ -242,7 +243,7 @@ def new_clients(runs, csv_file, picture, allow_code, **how):
     from tfpfl.studies import new_clients, plots, tables
 
     if allow_code:
-        allow_code_of(*runs)
+        allow_code_of_run(*runs)
     done = []
     if csv_file:
         check_place(csv_file, ("run,protocol,",))

@@ -69,9 +69,9 @@ def trace(apply: Callable, weights: tuple, inputs: Inputs, dtype: np.dtype, vari
     except (AttributeError, TypeError, ValueError) as error:  # the model took numbers before, with its variables
         if isinstance(error, AttributeError):
             raise InvalidArgument(
-                "a layer uses its weights as variables, or asks for the value of a tensor; but weights are tensors when "
-                "a method trains, and a tensor of a graph has no value yet. In the layer's call, read each weight as "
-                "its attribute (self.kernel), without value() or read_value(), change none with assign (what it "
+                "a layer uses its weights as variables, or asks for the value of a tensor; but weights are tensors "
+                "when a method trains, and a tensor of a graph has no value yet. In the layer's call, read each weight "
+                "as its attribute (self.kernel), without value() or read_value(), change none with assign (what it "
                 "counts would differ from engine to engine), and take functions of TensorFlow in place of NumPy's. "
                 f"TensorFlow said: {one_line(error, 300)}"
             ) from error

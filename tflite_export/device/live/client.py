@@ -75,9 +75,9 @@ class LiveDevice:
 
     Raises:
         ServerError: the server refuses the device, or is away for longer than `patience`.
-        InvalidInput: others could read the token on its way to this address; there are no training examples; the
-            device has not joined and has no token; its folder is of another run; or it joined with other numbers of
-            examples or classes than its data have now.
+        InvalidInput: others could read the token on its way to this address; there are no training examples; `patience`
+            is no time; the device has not joined and has no token; its folder is of another run; or it joined with
+            other numbers of examples or classes than its data have now.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class LiveDevice:
     ):
         check_way(url)
         check_examples(examples)
+        if not patience >= 0:
+            raise InvalidInput(f"patience must be a number of seconds, 0 or more, found {patience}")
         self.url, self.patience, self.log, self._rests = url.rstrip("/"), patience, log, Rests(log)
         self._connection, self.state = Connection(self.url, context), self._state(folder)
         try:
