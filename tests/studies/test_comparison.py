@@ -321,6 +321,20 @@ def test_runs_on_other_data_are_refused_before_any_training(six_clients, tmp_pat
     assert not any((tmp_path / "out").iterdir()) and len(list((tmp_path / "full").iterdir())) == 1
 
 
+def test_new_runs_have_the_split_of_the_run_beside_them(tmp_path):
+    """Another split had been trained, and then refused, as no client could be compared with itself."""
+    common = {"clients": 6, "participation": 0.5, "rounds": 1}
+    beside, out = tmp_path / "beside", tmp_path / "out"
+    Run.create(RunConfig(algorithm="fedavg", seed=3, **common), beside).close()
+    configs = [RunConfig(algorithm="local", seed=seed, **common) for seed in (0, 1)]
+    comparison._choose_splits(configs, out, [beside])
+    assert [config.data_seed for config in configs] == [3, 3]
+    asked = RunConfig(algorithm="local", data_seed=0, **common)
+    with pytest.raises(InvalidArgument, match="FedAvg and Local cannot be compared client by client.*--data-seed"):
+        comparison.compare_runs([asked], out, beside=[beside])
+    assert not out.exists()
+
+
 def test_small_p_values_and_nothing():
     assert comparison.shown("p (Local)", 3e-5) == "3.0e-05" and comparison.shown("p (Local)", 0.25) == "0.250"
     assert comparison.shown("accuracy", math.nan) == "-" and comparison.shown("Jain", 0.98765) == "0.9877"

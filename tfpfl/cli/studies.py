@@ -47,7 +47,7 @@ _BEGINS = {"csv": "algorithm,seeds,rounds,", "md": "| algorithm ", "tex": "% Wri
     default="0",
     metavar="S,T,...",
     help="Seeds of the runs to train; each method is trained once with each seed. All seeds have one split of the "
-    "data: that of --data-seed, or else that of the first seed.",
+    "data: that of --data-seed, or else that of the runs that are there already, or else that of the first seed.",
 )
 @click.option(
     "--set",

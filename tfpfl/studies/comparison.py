@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tabulate import tabulate
@@ -29,7 +30,7 @@ from tfpfl.runs.needs import check_needs
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, half_interval, metrics_of
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
-from tfpfl.studies.records import Described, Record
+from tfpfl.studies.records import Described, Record, common_federations
 from tfpfl.studies.run_groups import (
     SIDE_WORDS,
     RunGroup,
@@ -74,8 +75,9 @@ def compare_runs(
 
     Args:
         configs: one for each algorithm and seed. Those without a `data_seed` get one split of the data for all seeds:
-            that of the first such configuration's seed. Where a run of the same seed is there already, in `out` or
-            `beside`, they get its split.
+            that of the runs that are there already, in `out` or `beside`; without any, that of the first such
+            configuration's seed. If the runs that are there have several splits, it is that of the run of the same
+            seed.
         out: the folder with the run folders, ALGORITHM-sSEED. For a file or module of the user's own, the first digits
             of its sha256 stand between, so that a changed method gets new runs.
         beside: other run folders that these runs will be compared with.
@@ -89,7 +91,7 @@ def compare_runs(
         RunError: a folder holds a run with another configuration, or something else. As all errors about the
             configurations, it comes before anything is trained.
         InvalidArgument: a configuration is there twice, also `beside`, or does not fit its data; or the runs, with
-            those `beside`, are on different data.
+            those `beside`, are on different data, or a baseline has no split in common with another row.
         DivergedError: one or more of the runs diverged. It comes after all others are trained, and names them.
     """
     check_listed("configs", configs, "[RunConfig(algorithm='pflego'), RunConfig(algorithm='fedper')]")
@@ -150,6 +152,10 @@ def _checked(
         planned.append((config, folder, federation))
     check_comparable(described)
     check_different(described)
+    groups = group_runs(list[Any](described)) if described else []
+    for reference in (s for s in groups if s.algorithm in BASELINES):
+        for s in groups:  # `rows` would refuse it after the training
+            common_federations(s.records, reference.records)
     return planned
 
 
@@ -163,8 +169,9 @@ def _choose_splits(configs: list[RunConfig], out: Path, beside: Sequence[Path]) 
     open_ones = [c for c in configs if c.data_seed is None and c.federation is None]
     there = [folder for folder in (*beside, *(_folder(out, c) for c in configs)) if (folder / "config.json").exists()]
     of_seed = {before.seed: before.data_seed for before in map(read_config, there)}
+    splits = set(of_seed.values())
     for config in open_ones:
-        config.data_seed = of_seed.get(config.seed, open_ones[0].seed)
+        config.data_seed = of_seed.get(config.seed, next(iter(splits)) if len(splits) == 1 else open_ones[0].seed)
 
 
 def rows(

@@ -3,11 +3,11 @@
 import csv
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,31 @@ class Described(NamedTuple):
 
     folder: Path
     config: RunConfig
+
+    @property
+    def title(self) -> str:
+        """The algorithm's name as papers write it, such as FedAvg."""
+        return self.config.title
+
+
+def common_federations(records: Sequence[Any], baseline: Sequence[Any]) -> set[str]:
+    """The hashes of the federations that both sides have, whose clients can be compared one by one.
+
+    Args:
+        records, baseline: records, or `Described` runs.
+
+    Raises:
+        InvalidArgument: the two sides have no federation in common, so that no client is in both.
+    """
+    hashes = [{r.config.federation_hash for r in runs} for runs in (records, baseline)]
+    both = hashes[0] & hashes[1]
+    if not both:
+        mine, other = (", ".join(sorted(h[:12] for h in found)) for found in hashes)
+        raise InvalidArgument(
+            f"{records[0].title} and {baseline[0].title} cannot be compared client by client: their federations are "
+            f"{mine} and {other}. Take runs with one split of the data: --data-seed chooses it"
+        )
+    return both
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tfpfl.runs import protocols, statistics
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import in_unit
 from tfpfl.runs.protocols import EV_ALL, Protocol
-from tfpfl.studies.records import Record
+from tfpfl.studies.records import Record, common_federations
 
 
 class RunGroup(NamedTuple):
@@ -266,14 +266,7 @@ def paired(
         InvalidArgument: the two sides have no federation in common, so that no client is in both.
     """
     sides = [_by_client(runs, protocol) for runs in (records, baseline)]
-    hashes = [{r.config.federation_hash for r in runs} for runs in (records, baseline)]
-    both = hashes[0] & hashes[1]
-    if not both:
-        mine, other = (", ".join(sorted(h[:12] for h in found)) for found in hashes)
-        raise InvalidArgument(
-            f"{records[0].title} and {baseline[0].title} cannot be compared client by client: their federations are "
-            f"{mine} and {other}"
-        )
+    both = common_federations(records, baseline)
     seeds = [{(r.config.federation_hash, r.config.seed) for r in runs} for runs in (records, baseline)]
     with_shared = {of_hash for of_hash, _ in seeds[0] & seeds[1]}
     pairs = []
