@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from helpers.made_records import EVERYBODY, ROUNDS, made
+from helpers.small_runs import Interrupt
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.protocols import LOCAL_COPY
 from tfpfl.runs.run import Run
@@ -553,6 +554,35 @@ def test_a_run_that_was_begun_for_more_rounds_ends_after_those_that_are_asked_fo
     assert cells["digits | pflego"]["seeds"]["0"]["rounds"] == 2
     record = Record.read(run_folder(toy, cell_, 0))
     assert record.rounds == 2 and {score.round_num for score in record.evaluations} == {1, 2}
+
+
+@pytest.mark.slow
+def test_a_run_that_was_interrupted_near_its_new_end_evaluates_its_last_rounds(toy, short_end):
+    """The ledger had the mean of rounds 2 and 4 for that of the last two of four."""
+    cell_ = TOY.cells[0]
+    with Run.create(RunConfig(**cell_.config, rounds=20, seed=0), run_folder(toy, cell_, 0)) as run:
+        with pytest.raises(KeyboardInterrupt):
+            run.train([Interrupt(3)])
+    cells = papers.reproduce("toy", size=Size(4, 1), out=toy, only=["pflego"])
+    assert cells["digits | pflego"]["seeds"]["0"]["rounds"] == 5
+    assert Record.read(run_folder(toy, cell_, 0)).result().rounds == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "rounds, saved, evaluated, expected",
+    [
+        (50, 0, (), 50),
+        (50, 40, (10, 20, 30, 40), 50),
+        (50, 41, (10, 20, 30, 40), 51),
+        (50, 57, (10, 20, 30, 40, 50), 67),
+        (50, 57, range(48, 58), 57),
+        (60, 50, range(41, 51), 60),
+        (5, 3, (1, 2, 3), 5),
+        (5, 3, (2,), 13),
+    ],
+)
+def test_the_last_ten_rounds_are_all_evaluated(rounds, saved, evaluated, expected):
+    assert papers._end(rounds, saved, {*evaluated}) == expected
 
 
 def test_no_cell_is_begun_after_the_time(toy):

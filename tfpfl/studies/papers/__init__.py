@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tfpfl.checks import InvalidArgument, unknown
 from tfpfl.data import Federation
+from tfpfl.runs import protocols
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.run import Run
@@ -209,13 +210,24 @@ def _run(out: Path, cell: Cell, seed: int, rounds: int, callbacks, allow_downloa
         return
     if (folder / "config.json").exists():  # a run that was interrupted on the way to more rounds ends after these
         with Run.open(folder) as run:
-            saved = run.store.round_num
-        opened = Run.open(folder, rounds=max(rounds, saved))
+            saved, evaluated = run.store.round_num, {e.round_num for e in run.store.evaluations()}
+        opened = Run.open(folder, rounds=_end(rounds, saved, evaluated))
     else:
         config = RunConfig(**cell.config, rounds=rounds, seed=seed)
         opened = Run.create(config, folder, allow_download=allow_download)
     with opened as run:
         run.train(callbacks)
+
+
+def _end(rounds: int, saved: int, evaluated: set[int]) -> int:
+    """The round with which an interrupted run ends: the one asked for, or the last that is saved.
+
+    If it did not evaluate all of the last ten rounds until then, because it was to have more, it has ten more: the mean
+    of the last ten evaluated ones would be that of much earlier models.
+    """
+    end = max(rounds, saved)
+    lacks = set(range(max(1, end - protocols.LAST_ROUNDS + 1), saved + 1)) - evaluated
+    return saved + protocols.LAST_ROUNDS if lacks else end
 
 
 def _runs_of(cells, seed, rounds, out, late, callbacks, allow_download) -> dict:
