@@ -284,6 +284,10 @@ def test_runs_that_ended_early_are_told():
     assert "FedPer, seed 0, stopped after round 12: round 13 diverged: ...." in told
     assert "FedPer, seed 1, has 12 of its 99 rounds. Its mean is of rounds 30 to 120." in told
     assert not any("rounds" in note for note in comparison.notes([run]))
+    fewer = replace(short, config=replace(short.config, rounds=12))  # `tfpfl resume --rounds 12` of a run of 99
+    assert comparison.notes([fewer])[-1] == (
+        "FedPer, seed 1, has 12 rounds, and not all of the last ones were evaluated. Its mean is of rounds 30 to 120."
+    )
 
 
 def test_data_that_the_same_seed_has_split_in_two_ways_are_different_data():

@@ -65,7 +65,10 @@ def told_lengths(records: Sequence[Record], baselines: Sequence[str] = ()) -> st
 
 
 def told_ends(records: Sequence[Record]) -> list[str]:
-    """Sentences on runs that ended before their last round: why, and of which rounds their means are."""
+    """Sentences on runs that ended before their last round, or did not evaluate the last ones before they ended.
+
+    They say why, and of which rounds the means are. A run that was begun for more rounds has not evaluated them.
+    """
     told = []
     for r in records:
         if stopped := r.summary.get("stopped"):
@@ -73,11 +76,13 @@ def told_ends(records: Sequence[Record]) -> list[str]:
         elif r.rounds < r.config.rounds:
             ended = f"has {r.rounds} of its {r.config.rounds} rounds."
         else:
-            continue
+            ended = f"has {r.rounds} rounds, and not all of the last ones were evaluated."
         scored = sorted(protocols.rows_of(r.evaluations, EV_ALL, named=r.score))[-protocols.LAST_ROUNDS :]
-        if scored and scored[-1] - scored[0] >= protocols.LAST_ROUNDS:
+        sparse = bool(scored) and scored[-1] - scored[0] >= protocols.LAST_ROUNDS
+        if sparse:
             ended += f" Its mean is of rounds {scored[0]} to {scored[-1]}."
-        told.append(f"{r.title}, seed {r.config.seed}, {ended}")
+        if sparse or stopped or r.rounds < r.config.rounds:
+            told.append(f"{r.title}, seed {r.config.seed}, {ended}")
     return told
 
 
