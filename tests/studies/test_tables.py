@@ -28,6 +28,12 @@ FIRST = {i: 1 for i in range(5)}
 LONG = {"hyperparameters": {"tau": 50, "beta": 0.0123456}, "sampling": "binomial", "participation": 0.375}
 
 
+def test_bytes_have_a_number_below_1000():
+    given = {0: "0 B", 999: "999 B", 999.6: "1 kB", 999_499: "999 kB", 999_999: "1 MB", 1_234_567: "1.23 MB"}
+    given |= {5e12: "5 TB"}
+    assert {amount: tables.bytes_text(amount) for amount in given} == given
+
+
 def shown(table, width) -> str:
     console = Console(width=width, file=io.StringIO())
     console.print(table)

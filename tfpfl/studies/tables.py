@@ -20,8 +20,8 @@ from tfpfl.studies.run_groups import SIDE_WORDS
 def bytes_text(amount: float) -> str:
     """A number of bytes as text, such as '1.23 MB' for 1234567; units are powers of 1000."""
     unit = "B"
-    for larger in ("kB", "MB", "GB"):
-        if amount < 1000:
+    for larger in ("kB", "MB", "GB", "TB"):
+        if float(f"{amount:.3g}") < 1000:  # as it is shown: 999,999 bytes are 1 MB
             break
         amount, unit = amount / 1000, larger
     return f"{amount:.0f} B" if unit == "B" else f"{amount:.3g} {unit}"
