@@ -84,7 +84,7 @@ def test_columns_that_are_not_there():
 
 
 def hostile_table():
-    rows = [row(HOSTILE, 91.234, 1.5, std=3.0), row("Local", 89.0, 0.5, std=4.0)]
+    rows = [row(HOSTILE, 91.234, 1.5, std=3.0), row("[Local]", 89.0, 0.5, std=4.0)]
     return paper_table({HOSTILE: rows, "b|c": rows}, ["accuracy", "std"])
 
 
@@ -100,6 +100,11 @@ def test_latex_has_the_shape_of_a_booktabs_table():
     assert r"\input{/" not in text and r"50 \% \& \$x\$\_1\^{}2 \#\{\textasciitilde{}\textbackslash{}input" in text
     assert r"$\theta$ $\pm$ 3$\times$2" in text
     assert "xelatex" not in text and "xelatex" in latex(paper_table({"中": [row("A", 1.0)]}))
+
+
+def test_a_name_does_not_become_an_argument_of_the_line_before():
+    text = latex(paper_table({"": [row("A [x]", 1.0), row("[ours] B", 2.0), row("*C", 3.0)]}))
+    assert "\nA [x] & " in text and "\n{}[ours] B & " in text and "\n{}*C & " in text
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")

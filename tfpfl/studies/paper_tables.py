@@ -181,7 +181,10 @@ def latex(table: PaperTable, label: str = "tab:results") -> str:
         lines.append(" ".join(rf"\cmidrule(lr){{{a}-{b}}}" for a, b in ends))
     lines += [" & ".join(["Method", *second]) + r" \\", r"\midrule"]
     for method, cells in zip(table.methods, table.cells, strict=True):
-        lines.append(" & ".join([_tex(method), *map(_tex_cell, cells)]) + r" \\")
+        name = _tex(method)
+        if name.lstrip()[:1] in ("[", "*"):
+            name = "{}" + name  # otherwise the end of the line before would take it for its own argument
+        lines.append(" & ".join([name, *map(_tex_cell, cells)]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     body = "\n".join(lines)
     caption = _tex(table.caption)
