@@ -117,6 +117,14 @@ def test_the_page_says_which_method_validation_chose_and_whether_it_helps():
     assert html.count("<svg") == 2  # gains over each baseline
 
 
+def test_the_names_of_a_study_make_no_cell_of_their_own():
+    records = {name: of_method(name, good) for name, good in (("local", 0.4), ("fedavg", 0.1), ("pflego", 0.6))}
+    text = markdown("<b>", [found_on(records, pflego="ours | [new](x)")], {}, "made")
+    lines = [line for line in text.splitlines() if line.startswith("| ours ")]
+    assert len(lines) == 4 and all(line.startswith(r"| ours \| \[new\](x) | ") for line in lines)
+    assert text.startswith("# &lt;b&gt;\n")
+
+
 def test_no_method_is_chosen_where_nothing_chooses():
     records = {"fedavg": of_method("fedavg", 0.1), "pflego": of_method("pflego", 0.6), "ditto": of_method("ditto", 0.5)}
     for record in records["pflego"]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.data.kinds import ACCURACY, ScoreName
-from tfpfl.runs import statistics
+from tfpfl.runs import files, statistics
 from tfpfl.runs.metrics import in_unit, times
 from tfpfl.runs.protocols import rounds_to
 from tfpfl.studies.few_shots import SHOTS
@@ -287,12 +287,13 @@ def _verdict(result: DataResult) -> list[str]:
 
 def markdown(title: str, results: Sequence[DataResult], about: Mapping[str, str], made_by: str) -> str:
     """The same in Markdown, without pictures."""
-    lines = [f"# {title}", "", made_by, ""]
-    lines += [sentence for result in results for sentence in (f"* {text}" for text in result.sentences())]
-    lines += ["", *(f"* {name}: {text}" for name, text in about.items())]
+    shown = files.markdown
+    lines = [f"# {shown(title)}", "", made_by, ""]
+    lines += [f"* {shown(text)}" for result in results for text in result.sentences()]
+    lines += ["", *(f"* {name}: {shown(text)}" for name, text in about.items())]
     for result in results:
-        lines += ["", f"## {result.title}"]
+        lines += ["", f"## {shown(result.title)}"]
         for table in tables(result):
             cells = [table.head, ["---"] * len(table.head), *table.rows]
-            lines += ["", table.caption, "", *("| " + " | ".join(map(str, row)) + " |" for row in cells)]
+            lines += ["", shown(table.caption), "", *("| " + " | ".join(map(shown, row)) + " |" for row in cells)]
     return "\n".join(lines) + "\n"
