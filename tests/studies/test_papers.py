@@ -792,6 +792,17 @@ def test_curves_over_costs(at_cost):
         assert title.x0 >= 0 and title.x1 <= one.bbox.width, "the title is cut at the edges"
 
 
+def test_a_method_that_sends_nothing_is_drawn_over_bytes():
+    """On the logarithmic axis it was only in the legend."""
+    records = {("digits", "fedavg", ""): [made("fedavg")], ("digits", "local", ""): [made("local", silent=True)]}
+    for axes in figures.draw(TOY, records, ("bytes",)).axes:
+        of = {line.get_label(): line for line in axes.lines}
+        assert axes.get_xscale() == "log" and all(x > 0 for x in of["FedAvg"].get_xdata())
+        assert of["Local"].get_transform() == axes.get_yaxis_transform(which="grid")  # from side to side
+    last = made("local", silent=True).curve()[ROUNDS]
+    assert of["Local"].get_ydata()[0] == pytest.approx(100 * last)
+
+
 def test_bad_input(toy, tmp_path):
     with pytest.raises(ValueError, match="unknown experiment 'to'; did you mean 'toy'"):
         papers.reproduce("to", out=toy)

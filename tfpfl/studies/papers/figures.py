@@ -102,10 +102,15 @@ def _spent(seeds: list[Record], what: str) -> dict[int, float]:
 
 
 def _line(axes, seeds: list[dict], times: float, spent: dict[int, float], how: dict):
-    """Draws the mean over seeds in the rounds that all seeds have, with a 95 % band if there are several seeds."""
+    """Draws the mean over seeds in the rounds that all seeds have, with a 95 % band if there are several seeds.
+
+    A method that spends nothing, as Local over bytes, is a level line at its last value: a logarithmic axis has no 0.
+    """
     rounds = sorted(set.intersection(*(set(found) for found in seeds)))
     mean, half = np.array([statistics.over_seeds([found[t] for found in seeds]) for t in rounds]).reshape(-1, 2).T
     xs = [spent[t] for t in rounds]
+    if xs and not any(xs):
+        return axes.axhline(times * mean[-1], **how)
     (line,) = axes.plot(xs, times * mean, **how)
     if len(seeds) > 1:
         axes.fill_between(xs, times * (mean - half), times * (mean + half), color=how["color"], alpha=0.15, lw=0)
