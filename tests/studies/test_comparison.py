@@ -339,6 +339,16 @@ def test_new_runs_have_the_split_of_the_run_beside_them(tmp_path):
     assert not out.exists()
 
 
+def test_a_seed_in_which_a_client_diverged_is_not_left_out_of_an_index():
+    """Jain's index and the Gini coefficient were those of the other seed, beside a mean that is infinite."""
+    both = [made("fedper", seed) for seed in (0, 1)]
+    diverged = [e._replace(score=math.inf) if e.client_id == 2 else e for e in both[1].evaluations]
+    both[1] = replace(both[1], evaluations=diverged)
+    both[1].__dict__["took_part"] = both[0].took_part
+    (row,) = comparison.rows(both)
+    assert row["accuracy"] == row["std"] == math.inf and math.isnan(row["Jain"]) and math.isnan(row["Gini"])
+
+
 def test_small_p_values_and_nothing():
     assert comparison.shown("p (Local)", 3e-5) == "3.0e-05" and comparison.shown("p (Local)", 0.25) == "0.250"
     assert comparison.shown("accuracy", math.nan) == "-" and comparison.shown("Jain", 0.98765) == "0.9877"

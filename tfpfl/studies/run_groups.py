@@ -243,9 +243,14 @@ def measured(records: Sequence[Record], of: Callable, protocol: Protocol = EV_AL
         protocol: how the scores are measured.
 
     Returns:
-        The mean over the runs, and half its 95 % interval: NaN for a single run.
+        The mean over the runs, and half its 95 % interval: NaN for a single run. Both are NaN if the number is not
+        defined for the scores of one of the runs, as Jain's index where a client diverged.
     """
-    return statistics.over_seeds([of(clients(record, protocol)) for record in records])
+    of_runs = [clients(record, protocol) for record in records]
+    found = [of(scores) for scores in of_runs]
+    if any(len(scores) and math.isnan(number) for scores, number in zip(of_runs, found, strict=True)):
+        return math.nan, math.nan
+    return statistics.over_seeds(found)
 
 
 def paired(
