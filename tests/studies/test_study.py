@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -461,6 +461,19 @@ def test_the_caption_says_if_methods_ran_under_different_conditions(tmp_path):
     assert f" e: {told}" in caption(1.0, 0.2) and caption(1.0, 0.2).count("conditions") == 1
     assert told in caption(0.2, 0.2) and ": The methods" not in caption(0.2, 0.2)
     assert "different conditions" not in caption(1.0, 1.0)
+
+
+def test_runs_that_ended_early_are_told(tmp_path):
+    """Their means are of other rounds, which `tfpfl compare` tells, too."""
+    runs = {name: [made(name, seed) for seed in (0, 1)] for name in ("pflego", "local")}
+    assert "early" not in results_of(runs, tmp_path).table().caption
+    runs["pflego"] = [replace(r, summary=r.summary | {"stopped": "validation ..."}) for r in runs["pflego"]]
+    for record in runs["pflego"]:
+        record.__dict__["took_part"] = runs["local"][0].took_part
+    results = results_of(runs, tmp_path)
+    assert "evaluated by then: PFLEGO after 12 rounds." in results.table().caption
+    assert results.ends(results.cells[0])[1] == "d, PFLEGO, seed 1, stopped after round 12: validation ...."
+    assert not results.ends(results.cells[1])
 
 
 def test_the_caption_names_methods_as_the_rows_do(tmp_path):

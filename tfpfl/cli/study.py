@@ -69,7 +69,7 @@ def study(file: Path, out: Path | None, processes: int, columns: str, allow_code
     if any(results.by_data.values()):
         Console().print(terminal(results.table(wanted), results.study.title))
     for cell in results.cells:
-        for line in results.said(cell):
+        for line in [*results.said(cell), *results.ends(cell)]:
             click.echo(one_line(line))
         for line in results.commands(cell)[:1]:
             click.echo(f"  {line}")

@@ -86,6 +86,23 @@ def told_ends(records: Sequence[Record]) -> list[str]:
     return told
 
 
+def told_stops(records: Sequence[Record], titles: Sequence[str]) -> str:
+    """`told_ends` in short, as a sentence for the caption of a large table; '' if all runs ended as they were to.
+
+    Args:
+        records: the runs.
+        titles: of each run's method.
+    """
+    rounds: dict[str, list[int]] = {}
+    for record, title in zip(records, titles, strict=True):
+        if told_ends([record]):
+            rounds.setdefault(title, []).append(record.rounds)
+    if not rounds:
+        return ""
+    found = _listed([f"{title} after {span(numbers)} rounds" for title, numbers in rounds.items()])
+    return f"Runs ended early, and their means are of the last rounds that were evaluated by then: {found}."
+
+
 def told_unscored(records: Sequence[Record], protocol: Protocol) -> str:
     """A sentence: why no record has a score of this protocol's examples; '' if one has."""
     found = [result.num_clients for record in records for result in record.results if result.split == protocol.split]

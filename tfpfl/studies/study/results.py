@@ -22,7 +22,7 @@ from tfpfl.studies.run_groups import group_runs, is_mixed, span
 from tfpfl.studies.search import VALIDATION, about_the_diverged, about_the_edge, written
 from tfpfl.studies.study.file import Study
 from tfpfl.studies.study.plan import Cell, Failure
-from tfpfl.studies.told import told_classes, told_conditions, told_seen
+from tfpfl.studies.told import told_classes, told_conditions, told_ends, told_seen, told_stops
 
 _WRITTEN = ("search.csv", "results.csv", "results.parquet", "commands.sh", "table.md", "table.tex")
 
@@ -94,8 +94,8 @@ class StudyResults:
         Raises:
             InvalidArgument: there is no column of this name, or no method is finished.
         """
-        conditions, classes = (_sentences(self._of_each_data_set(of)) for of in (told_conditions, told_classes))
-        told = (self._about_the_clients(), conditions, classes, self._about_the_search())
+        told = [_sentences(self._of_each_data_set(of)) for of in (told_conditions, told_classes, told_stops)]
+        told = [self._about_the_clients(), *told, self._about_the_search()]
         return paper_table(self.by_data, columns, self.study.protocol, more=" ".join(filter(None, told)))
 
     def _about_the_clients(self) -> str:
@@ -194,6 +194,11 @@ class StudyResults:
             for folder in cell.folders.values()
             if folder in self.records
         ]
+
+    def ends(self, cell: Cell) -> list[str]:
+        """Why runs of a method on a data set ended early, and of which rounds their means are."""
+        found = [self.records[folder] for folder in cell.folders.values() if folder in self.records]
+        return [f"{cell.data.title}, {sentence}" for sentence in told_ends(found)]
 
     def said(self, cell: Cell) -> list[str]:
         """What is to be said about a method on a data set: the winner, values at the edge, its command, failures."""
