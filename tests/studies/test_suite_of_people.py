@@ -166,8 +166,9 @@ def test_a_study_may_name_its_methods_as_it_likes():
 @pytest.mark.parametrize(
     ("search", "told"),
     [
-        ({}, "2 settings, "),
-        ({"kind": "random", "settings": 5, "rounds": 3}, "5 settings, 3 rounds"),
+        ({}, "of FedAvg: 2 settings, all rounds"),
+        ({"kind": "random", "settings": 5, "rounds": 3}, "2 settings, 3 rounds"),  # the list has no more
+        ({"kind": "optuna", "settings": 5}, "5 settings, "),
         (None, "none"),
     ],
 )
@@ -176,6 +177,13 @@ def test_a_study_may_leave_out_what_has_a_default(search, told):
     content = {"run": {"rounds": 7}, "data": {"digits": {}}, "methods": methods, "search": search or {}}
     about = _about(Study.of(content))
     assert told in about["search"] and "20% of the people in each" in str(about)
+
+
+def test_the_page_tells_of_budgets_that_differ():
+    """A changed copy of the suite may say so: its page said that all methods have the largest."""
+    methods = {name: {"search": {"eta": etas}} for name, etas in (("local", [0.1]), ("fedavg", [0.1, 0.3]))}
+    content = {"data": {"digits": {}}, "methods": methods, "search": {"same_budget": False}}
+    assert _about(Study.of(content))["search"].startswith("of every method: 1 to 2 settings, ")
 
 
 def test_the_page_tells_the_participation_of_every_method():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs.files import write_whole
+from tfpfl.studies.run_groups import span
 from tfpfl.studies.study.file import DataSet, Study
 from tfpfl.studies.study.run import run_study
 from tfpfl.studies.suite.measures import measured
@@ -78,16 +79,25 @@ def _rounds(study: Study, data: DataSet) -> str:
 
 
 def _about(study: Study) -> dict[str, str]:
-    search, of_data = study.search, []
+    of_data = []
     for data in study.data:
         config = study.config(data, study.methods[0], {}, study.seeds[0])
         of_data.append(f"{data.title}: {_rounds(study, data)}, {config.new_clients} people kept out")
-    settings = search.settings or max(len(study.settings(method)) for method in study.methods)
     return {
         "methods": ", ".join(method.title for method in study.methods),
         "data": "; ".join(of_data),
         "seeds": ", ".join(map(str, study.seeds)),
-        "search": f"of every method the same: {settings} settings, {search.rounds or 'all'} rounds, validation examples"
-        if any(method.space for method in study.methods)
-        else "none",
+        "search": _searched(study),
     }
+
+
+def _searched(study: Study) -> str:
+    """The budget of the search: how many settings it tries, which is fewer than asked for where a list has no more."""
+    search, searched = study.search, [method for method in study.methods if method.space]
+    if not searched:
+        return "none"
+    optuna = search.kind == "optuna"
+    counts = [search.settings or 0 if optuna else len(study.settings(method)) for method in searched]
+    whose = "of every method" if len(searched) == len(study.methods) else "of " + ", ".join(m.title for m in searched)
+    same = " the same" if len(counts) > 1 and len({*counts}) == 1 else ""
+    return f"{whose}{same}: {span(counts)} settings, {search.rounds or 'all'} rounds, validation examples"
