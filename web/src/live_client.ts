@@ -75,6 +75,7 @@ interface Model {
 
 const WAIT = 25 // seconds of a poll
 const TIMEOUT = 60 // seconds until an answer must have begun, and then the next part of it
+const SLOWEST = 8000 // bytes in a second: what is sent has so much more time, since a browser does not say how much of it has gone
 const LONGEST_PAUSE = 15 // seconds between attempts while the server is away
 const NOT_COUNTED = [400, 409, 410, 413, 422] // the server has not counted this update, and never will
 const LATER = [408, 425, 429] // and all from 500 on: the same request may do later
@@ -429,8 +430,8 @@ export class LiveClient {
   private async once(method: string, target: string, body: Uint8Array, headers: Record<string, string>): Promise<Answer> {
     const limit = new AbortController()
     const abort = () => limit.abort()
-    const start = () => setTimeout(abort, 1000 * TIMEOUT)
-    let timer = start()
+    const start = (seconds = TIMEOUT) => setTimeout(abort, 1000 * seconds)
+    let timer = start(TIMEOUT + body.length / SLOWEST)
     this.stopping.signal.addEventListener('abort', abort)
     try {
       const url = new URL(target.slice(1), this.options.server)

@@ -657,6 +657,41 @@ describe('a client', () => {
     expect(events.flatMap((event) => (event.kind === 'away' ? [event.why] : []))).toEqual(['given up'])
   })
 
+  it('sends an update over a slow line, and again where it stops on its way', async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] })
+    const store = new MemoryStore()
+    await begin(store, 'a token', EXAMPLES)
+    const server = new OneClient()
+    let sent = 0
+    const fetch = async (url: URL | RequestInfo, init?: RequestInit) => {
+      const { pathname } = new URL(String(url))
+      const body = (init!.body as Uint8Array) ?? new Uint8Array()
+      if (pathname.startsWith('/v1/update/')) {
+        const stops = ++sent === 1
+        await new Promise<void>((arrived, refuse) => {
+          const timer = setTimeout(arrived, stops ? 10 ** 7 : body.length / 10) // 10 kB in a second
+          init!.signal!.addEventListener('abort', () => (clearTimeout(timer), refuse(new Error('given up'))))
+        })
+      }
+      return server.answer(init!.method!, pathname, body)
+    }
+    const device = computing()
+    const round: typeof device.round = async (...given) => ({ ...(await device.round(...given)), dtheta: new Float32Array(250_000) })
+    const events: LiveEvent[] = []
+    const options = { store, open: async () => ({ ...device, round }), tell: (event: LiveEvent) => void events.push(event), server: 'http://host/', sleep: async () => {}, clock: () => 1790000000 }
+    const client = new LiveClient({ ...options, fetch })
+    let end = ''
+    void client.run().then((found) => (end = found))
+    for (let second = 0; second < 20_000 && !end; second++) {
+      await vi.advanceTimersByTimeAsync(1000)
+      await new Promise(setImmediate) // keys and signatures take real time
+    }
+    client.stop()
+    vi.useRealTimers()
+    expect([end, sent, server.counted.size]).toEqual(['done', ROUNDS + 1, ROUNDS])
+    expect(events.flatMap((event) => (event.kind === 'away' ? [event.why] : []))).toEqual(['given up'])
+  })
+
   it('packs an update as Python does', () => {
     const body = packUpdate({ a: 1 }, Uint8Array.of(7, 8))
     expect([...body]).toEqual([7, 0, 0, 0, ...Buffer.from('{"a":1}'), 7, 8])
