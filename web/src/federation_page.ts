@@ -23,7 +23,8 @@ export class FederationPage {
   private federation: Federation | null = null
   private device: Device | null = null
   private history: Record<Mode, number[]> = { own: [], one: [] }
-  private playing = false
+  /** What Play or One round has begun and Pause has not ended; after Pause, its round may still be computed. */
+  private playing: object | null = null
   private guestKey = ''
   /** What is being computed; another begins when it has ended. */
   private busy: Promise<void> = Promise.resolve()
@@ -88,7 +89,7 @@ export class FederationPage {
   }
 
   private pause(): void {
-    this.playing = false
+    this.playing = null
     this.showPlaying()
   }
 
@@ -136,27 +137,27 @@ export class FederationPage {
   /** Plays so many rounds, or until Pause. */
   private async run(rounds: number): Promise<void> {
     if (this.playing) return
-    this.playing = true
+    const own = (this.playing = {})
     this.showPlaying()
-    const running = this.busy.then(() => this.rounds(rounds))
+    const running = this.busy.then(() => this.rounds(rounds, () => this.playing === own))
     this.busy = running.catch(() => {})
     try {
       await running
     } catch (error) {
       this.say(messageOf(error), true)
     } finally {
-      if (this.playing) this.pause()
+      if (this.playing === own) this.pause()
     }
   }
 
-  private async rounds(rounds: number): Promise<void> {
+  private async rounds(rounds: number, going: () => boolean): Promise<void> {
     const section = byId('federation', HTMLElement)
     if (!this.device) {
       this.say('Starting the program …')
       this.device = await Device.open(await this.start(this.bundle.program), null)
       if (this.federation) this.federation.device = this.device
     }
-    for (let i = 0; i < rounds && this.playing; i++) {
+    for (let i = 0; i < rounds && going(); i++) {
       await this.invite()
       const { federation } = this
       if (!federation) return
@@ -168,7 +169,7 @@ export class FederationPage {
       const finished = await federation.next((event) => this.tell(event)).finally(() => (section.dataset.state = 'ready'))
       if (!finished) return
       this.keep()
-      if (this.playing && i + 1 < rounds) await this.stage.rest()
+      if (going() && i + 1 < rounds) await this.stage.rest()
     }
   }
 
@@ -221,7 +222,7 @@ export class FederationPage {
 
   private showPlaying(): void {
     this.play.textContent = this.playing ? 'Pause' : 'Play'
-    byId('federation-step', HTMLButtonElement).disabled = this.playing
+    byId('federation-step', HTMLButtonElement).disabled = this.playing !== null
   }
 
   private say(text: string, isError = false): void {

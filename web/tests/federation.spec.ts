@@ -167,6 +167,17 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
     await context.close()
   })
 
+  it('after Pause, One round is one round, also while the last one of Play is still computed', async () => {
+    await open()
+    await page.evaluate(() => {
+      for (const button of ['play', 'play', 'step']) document.getElementById(`federation-${button}`)!.click()
+    })
+    await reach(1)
+    await expect.poll(() => text('#federation-play'), { timeout: 60_000 }).toBe('Play')
+    expect(await round()).toBe(1)
+    await context.close()
+  })
+
   it('nothing travels where motion is not wanted', async () => {
     await open()
     await page.evaluate(() => {
