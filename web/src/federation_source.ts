@@ -3,6 +3,7 @@ import type { Bundle } from './bundle'
 import { byId } from './elements'
 import type { FederationLive } from './federation_live'
 import { hasMembers } from './members'
+import { part } from './part'
 import type { Runtime } from './runtime'
 import type { Site } from './site'
 
@@ -15,7 +16,7 @@ export function showFederation(site: Site): void {
  * Fills the part.
  *
  * @param join shows the form with which this browser joins.
- * @returns the view of the live rounds, if there are some.
+ * @returns the view of the live rounds, if there are some and its code has come.
  */
 export async function openFederation(
   site: Site,
@@ -31,6 +32,7 @@ export async function openFederation(
   }
   for (const radio of document.querySelectorAll<HTMLInputElement>('input[name="federation-source"]')) radio.onchange = () => show(radio.value)
   if (site.live || played) show(site.live ? 'live' : 'played')
-  if (played) (await import('./federation_page')).FederationPage.open(site, bundle, start)
-  return site.live ? new (await import('./federation_live')).FederationLive(join) : null
+  if (played) (await part('federation-status', () => import('./federation_page')))?.FederationPage.open(site, bundle, start)
+  const live = site.live && (await part('crowd-status', () => import('./federation_live')))
+  return live ? new live.FederationLive(join) : null
 }

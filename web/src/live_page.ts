@@ -32,7 +32,7 @@ export class LivePage {
     private readonly start: (program: Uint8Array) => Promise<Runtime>,
     private readonly own: () => Promise<Examples | null>,
     examples: number | undefined,
-    private readonly view: FederationLive,
+    private readonly view: Pick<FederationLive, 'self'>,
   ) {
     this.form.onsubmit = (event) => {
       event.preventDefault()
@@ -53,7 +53,7 @@ export class LivePage {
     manifest: Manifest,
     client: () => Promise<ClientFile | null>,
     start: (program: Uint8Array) => Promise<Runtime>,
-    view: FederationLive,
+    view: Pick<FederationLive, 'self'>,
   ): Promise<void> {
     if (!globalThis.isSecureContext || !('locks' in navigator)) {
       byId('join-form', HTMLElement).hidden = true

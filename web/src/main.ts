@@ -10,6 +10,7 @@ import { Loading } from './loading'
 import { whenNear } from './near'
 import { cacheName, keepForOffline } from './offline'
 import { once } from './once'
+import { part } from './part'
 import { Runtime } from './runtime'
 import { openSite, type Site } from './site'
 import { audioSettings } from './sound'
@@ -62,9 +63,13 @@ async function main(): Promise<void> {
   await page?.started()
   loading.done()
   // The other parts come after what the first drawing and the first guess need.
-  whenNear(byId('client', HTMLElement), async () => (await import('./client_page')).ClientPage.open(device, bundle, client))
+  whenNear(byId('client', HTMLElement), async () => {
+    const found = await part('round-status', () => import('./client_page'))
+    await found?.ClientPage.open(device, bundle, client)
+  })
   const view = await openFederation(site, await bundle, start, () => byId('live-token', HTMLInputElement).focus())
-  if (view) await (await import('./live_page')).LivePage.open(manifest, client, start, view)
+  const live = site.live && (await part('live-status', () => import('./live_page')))
+  if (live) await live.LivePage.open(manifest, client, start, view ?? { self: () => {} })
   showFacts(site, await bundle, await runtime, 'no')
   const ready = () => {
     status.textContent = navigator.onLine ? `Ready${trainedBy(manifest)}.` : 'Ready, without a network: all of this works in your browser.'

@@ -262,6 +262,18 @@ describe.skipIf(noBrowser)('the federation of the page', () => {
     await other.close()
   })
 
+  it('a part whose code does not come says so, and the rest of the page works', async () => {
+    const context = await site.browser.newContext()
+    await context.route(/\/assets\/(federation|client)_page-/, (route) => route.abort())
+    const page = await openPage(context, site.host.url)
+    for (const status of ['#federation-status', '#round-status']) {
+      await page.locator(`section:has(> ${status}), section:has(> div > ${status})`).scrollIntoViewIfNeeded()
+      await expect.poll(() => page.locator(status).textContent()).toMatch(/^This part of the page could not be loaded \(.*Open the page again\.$/)
+    }
+    await teach(page, 0, 'line', 0)
+    await context.close()
+  })
+
   for (const width of [390, 1280]) {
     for (const colorScheme of ['light', 'dark'] as const) {
       it(`fits ${width} pixels while it plays, and passes WCAG 2.2 AA: ${colorScheme}`, async () => {
