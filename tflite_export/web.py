@@ -53,7 +53,8 @@ def write_site(
 
     Args:
         source: the folder of a bundle that was exported with `browser`, or of a run.
-        out: the folder to make. A site that is there already is renewed.
+        out: the folder to make. A site that is there already is renewed; what else lies beside its files stays, such
+            as `.git`.
         client: of a run: the number or the name of the client whose head and examples the page shows; default its
             first.
         page: the built page; default web/dist of this checkout.
@@ -88,6 +89,7 @@ def write_site(
             files = {name: _described(name, path) for name, path in listed.items()}
             site = {"format": SITE_FORMAT, "made_by": f"tfpfl {_version()}", "files": files}
             (temporary / "site.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
+            _keep_others(place, temporary)
             _put(temporary, place)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -167,6 +169,22 @@ def _is_site(folder):
         return isinstance(site, dict) and str(site.get("made_by", "")).startswith("tfpfl ")
     except (OSError, ValueError):
         return False
+
+
+def _keep_others(old, new):
+    """Copies what lies in the folder of the old site, and is not of a site, to that of the new one."""
+    if not (old / "site.json").is_file():
+        return
+    files = json.loads((old / "site.json").read_text(encoding="utf-8")).get("files", {})
+    own = {"site.json", *(name.partition("/")[0] for name in files), *(f"{name}.gz" for name in files)}
+    for other in old.iterdir():
+        to = new / other.name
+        if other.name in own or to.exists():
+            continue
+        if other.is_dir() and not other.is_symlink():
+            shutil.copytree(other, to, symlinks=True)
+        else:
+            shutil.copy2(other, to, follow_symlinks=False)
 
 
 def _put(temporary, out):

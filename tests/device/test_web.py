@@ -230,6 +230,23 @@ def test_a_site_that_cannot_be_renewed_stays(monkeypatch, no_bundle, page, tmp_p
     assert (site / "site.json").is_file() and sorted(p.name for p in tmp_path.iterdir()) == ["bundle", "site"]
 
 
+def test_what_lies_beside_the_files_of_a_site_stays_when_it_is_renewed(no_bundle, page, tmp_path):
+    """Such as the repository from which a host takes the site."""
+    site, newer = tmp_path / "site", shutil.copytree(page, tmp_path / "newer")
+    (newer / "assets" / "index-1.js").rename(newer / "assets" / "index-2.js")
+    write_site(no_bundle, site, page=page)
+    (site / ".git" / "objects").mkdir(parents=True)
+    (site / ".git" / "objects" / "1").write_text("all that was committed")
+    (site / "CNAME").write_text("example.org")
+    (site / "latest").symlink_to("nowhere")
+    for _ in range(2):
+        write_site(no_bundle, site, page=newer)
+        assert (site / ".git" / "objects" / "1").read_text() == "all that was committed"
+        assert (site / "CNAME").read_text() == "example.org" and os.readlink(site / "latest") == "nowhere"
+        assert [p.name for p in (site / "assets").iterdir()] == ["index-2.js"]
+        assert not {".git", "CNAME", "latest"} & set(json.loads((site / "site.json").read_text())["files"])
+
+
 def test_a_site_behind_a_link_is_renewed_where_it_is(no_bundle, page, tmp_path):
     (tmp_path / "host").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "host" / "site")
