@@ -112,6 +112,7 @@ export class Learner {
       const { state, gone } = this.past[i]!
       if (gone === 'all') break
       if (gone !== null && at >= gone) at++
+      if (at >= state.names.length) break // the class was not there yet: before that, another one may have its place
       this.past[i] = { state: named(state, at), gone }
     }
   }

@@ -126,6 +126,18 @@ describe('a learner', () => {
     expect(learner.state.names).toEqual(['A', 'b'])
   })
 
+  it('gives the name of a new class to no other one that an import has taken away', () => {
+    for (const name of ['c', 'd']) learner.addClass(name)
+    learner.importHead(headBytes(head([1, 0], [0, 1]), THETA))
+    learner.addClass('e')
+    learner.rename(2, 'eel')
+    learner.rename(0, 'ape')
+    learner.undo()
+    expect(learner.state.names).toEqual(['ape', 'b'])
+    learner.undo()
+    expect(learner.state.names).toEqual(['ape', 'b', 'c', 'd'])
+  })
+
   it('takes a head from a file only if it fits', () => {
     expect(() => learner.importHead(headBytes(head([1, 0], [0, 1]), 'cd'.repeat(32)))).toThrow(/another backbone/)
     expect(() => learner.importHead(headBytes(head(...Array<[number, number]>(6).fill([0, 0])), THETA))).toThrow(/6 classes.*2 to 5/)
