@@ -4,7 +4,7 @@ import type { Bundle, ClientFile, Manifest } from './bundle'
 import { showChips, showClasses } from './class_list'
 import { classColor } from './colors'
 import { byId, download, make, messageOf, millisecondsText, percent } from './elements'
-import { headBytes } from './head'
+import { headBytes, type Head } from './head'
 import type { LateDevice } from './late_device'
 import { Keeper } from './keeper'
 import { Learner, STEPS, type Learned, type State } from './learner'
@@ -32,6 +32,8 @@ export class LearnPage {
   private predictAgain = false
   private filling: Promise<void> = Promise.resolve()
   private learning: Promise<void> = Promise.resolve()
+  /** The head that the guesses on what was set aside are of. */
+  private shownHead: Head | null = null
   private readonly keeper: Keeper | null
 
   private readonly guess = byId('guess', HTMLElement)
@@ -226,8 +228,8 @@ export class LearnPage {
       const { kept, before, after, milliseconds } = learned
       const right = `${after.correct} of ${after.examples} ${this.source.words.many} that were set aside are right, before ${before.correct}`
       const how = `${STEPS} steps in ${millisecondsText(milliseconds)}`
-      this.changed(kept ? `Learned: ${right}. (${how})` : `Not better: ${right}. It keeps what it knew. (${how})`)
       this.showTests()
+      this.changed(kept ? `Learned: ${right}. (${how})` : `Not better: ${right}. It keeps what it knew. (${how})`)
       void this.predict(true)
     } finally {
       this.learnButton.disabled = false
@@ -237,6 +239,7 @@ export class LearnPage {
   /** The examples that were set aside, guessed from raw numbers and with the backbone, once their features are there. */
   private showTests(): void {
     const { head, examples } = this.learner.state
+    this.shownHead = head
     const whole = head && examples.every((e) => e.phi) && this.learner.missing() === null
     const found = whole ? tested(this.learner, (raw) => this.source.decode(raw)) : []
     showMeaning(this.learner, found, this.source.words, (raw) => {
@@ -318,7 +321,7 @@ export class LearnPage {
 
   private show(text: string): void {
     this.picked = Math.min(this.picked, this.learner.state.names.length - 1)
-    if (!this.learner.state.head) byId('meaning', HTMLElement).hidden = true
+    if (this.learner.state.head !== this.shownHead) this.showTests()
     this.refresh()
     this.say(text)
     void this.predict(true)
@@ -334,7 +337,7 @@ export class LearnPage {
       (came) => {
         if (!came) return
         this.show(`Another tab of this page has changed the ${this.source.words.many} and classes: this is what is kept now.`)
-        if (this.parts.device.ready) void this.fill().catch(() => undefined)
+        if (this.parts.device.ready) void this.fill().then(() => this.showTests(), () => undefined) // prettier-ignore
       },
       (error: unknown) => this.say(`What changed could not be kept: ${messageOf(error)}`, true),
     )

@@ -59,6 +59,21 @@ describe.skipIf(noBrowser)('after learning', () => {
     }
   }
 
+  it('the page says what the head that is in use means, not one before it', async () => {
+    const page = await openPage(await site.browser.newContext({ bypassCSP: true }), site.host.url)
+    for (let i = 0; i < 3; i++) for (const [label, stroke] of (['line', 'bar', 'ring'] as const).entries()) await teach(page, label, stroke, i)
+    expect(await learn(page)).toMatch(/^Learned: 3 of 3/)
+    const of = async () => [await page.locator('#tests li').count(), /With what the others taught: \d of (\d)/.exec((await page.locator('#verdict').textContent())!)?.[1]]
+    expect(await of()).toEqual([3, '3'])
+    await page.locator('#remove-0').click()
+    await expect.poll(of).toEqual([2, '2'])
+    await page.locator('#undo').click()
+    await expect.poll(of).toEqual([3, '3'])
+    await page.locator('#undo').click() // the learning
+    await expect.poll(() => page.locator('#meaning').isVisible()).toBe(false)
+    await page.context().close()
+  })
+
   it('refuses a file that is no picture, and shows a photo as it will be kept', async () => {
     const page = await openPage(await site.browser.newContext({ bypassCSP: true }), site.host.url)
     await page.locator('#picture-file').setInputFiles({ name: 'notes.txt', mimeType: 'text/plain', buffer: Buffer.from('no') })
