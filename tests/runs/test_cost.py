@@ -273,3 +273,15 @@ def test_whether_a_client_straggles_in_round_1_says_nothing_of_the_others(six_cl
         config = RunConfig(algorithm="fedprox", network="mlp200", seed=seed, hyperparameters=given)
         with Run.create(config, tmp_path / str(seed), six_clients) as run:
             assert run.passes == Passes(20, 20)
+
+
+@pytest.mark.slow
+def test_a_visit_of_a_network_of_float64_is_counted(six_clients, tmp_path):
+    """alpha_i was a float32 there; PFLEGO's run then ended with a TypeError, after its last round."""
+    inputs = keras.Input(six_clients.example_shape, dtype="float64")
+    flat = keras.layers.Flatten(dtype="float64")(inputs)
+    keras.Model(inputs, keras.layers.Dense(4, "tanh", dtype="float64")(flat)).save(tmp_path / "network.keras")
+    config = RunConfig(algorithm="pflego", network=str(tmp_path / "network.keras"), hyperparameters={"tau": 5})
+    with Run.create(config, tmp_path / "run", six_clients) as run:
+        assert run.model.dtype == np.float64
+        assert run.work == Work(Passes(1, 1), 4)

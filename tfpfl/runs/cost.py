@@ -126,7 +126,7 @@ def first_visit(run: "Run", place: int) -> Work:
     client_id = int(run.population.client_ids[place])
     x, y = run.federation.arrays(client_id, "train", labels=run.population.labels)
     key = client_key(run.config.seed, 1, [client_id])[0]
-    data = ClientData(x, y, run.population.info(client_id), key)
+    data = ClientData(x, y, run.population.info(client_id, run.whole.dtype), key)
     whole = {"straggler": 0.0} if "straggler" in run.config.method.hyperparameters else {}
     return count_work(lambda model: run.recipe.method(model, run.population, **whole), run.whole, data)
 
