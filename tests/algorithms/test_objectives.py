@@ -192,6 +192,18 @@ def test_the_clients_own_model_is_that_of_its_whole_work(data, name, t):
     assert float(tf.linalg.global_norm(tf.nest.flatten(output.update))) > 1e-3
 
 
+@pytest.mark.parametrize("weighed", [with_objective, lambda *given, **more: screened(with_objective(*given, **more))])
+def test_with_fair_the_model_of_a_client_that_sends_a_gradient_is_that_of_its_own_gradient(data, weighed):
+    """A method of one's own, whose client takes a step with the gradient that it sends: not with l_i^q times it."""
+    own = fedsgd(data.model, data.population)._replace(
+        local_model=lambda w, output: tree.add_scaled(w, -0.1, output.update), one_pass=None
+    )
+    algorithm, w, visit = weighed(own, "fair:2", sends="gradient"), own.init_server(), data.visit(0)
+    found = algorithm.local_model(w, algorithm.client_update(w, (), visit))
+    slope = gradient(lambda w: client_loss(data, 0, *w), w)[0]
+    assert distance(found, tree.add_scaled(w, -0.1, slope)) < 1e-12
+
+
 def test_masks_of_dropout_are_not_in_the_loss_that_weighs():
     """l_i is the loss of the model, as an evaluation finds it; with a mask it would be another one in each round."""
     layers = keras.layers.Dense(8, "tanh", dtype="float64"), keras.layers.Dropout(0.5, dtype="float64")

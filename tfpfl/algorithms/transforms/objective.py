@@ -141,8 +141,11 @@ class _Weighted:
             times = weight_of(output.metrics["loss"])
             return output._replace(update=tree.scale(times, output.update)), tree.scale(times, dphi)
 
+        def local_model(message: Any, output: Any) -> Any:
+            return self.algorithm.local_model(message, as_made(output))
+
         weighed = None if one_pass is None else one_pass._replace(on_features=on_features)
-        return self.algorithm._replace(client_update=client_update, one_pass=weighed)
+        return self.algorithm._replace(client_update=client_update, one_pass=weighed, local_model=local_model)
 
     def tail(self, p: float) -> Algorithm:
         """The algorithm with the objective 'cvar:p'."""
