@@ -380,15 +380,38 @@ def test_what_cannot_be_is_refused_with_the_reason():
             build_algorithm(name, toy.model, toy.population)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_is_refused_when_it_is_traced():
     toy = normed("local")
-    with pytest.raises(ValueError, match="statistics of all examples of a step.*Leave recompute and chunk out"):
-        run(build_algorithm("pflego", toy.model, toy.population, chunk=2), toy)
     with pytest.raises(ValueError, match="method does not carry the moving statistics: build it.*build_algorithm"):
         run(fedavg(toy.model, toy.population), toy)
-    with pytest.raises(ValueError, match="cannot be computed in parts"):
-        run(build_algorithm("scaffold", normed("shared").model, toy.population, option="I"), toy)
+    key = tf.constant([0, 1])
+    with passes.keeping(toy.model.statistics(), key), pytest.raises(ValueError, match="cannot be computed in parts"):
+        toy.model.features_in_chunks(toy.model.theta(), toy.data[0][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "wrong", "told"),
+    [
+        ("scaffold", "shared", {"option": "I"}, "option='I'.*batch_norm='shared'.*Use option='II'"),
+        pytest.param(
+            "pflego",
+            "local",
+            {"chunk": 2},
+            "found recompute=False, chunk=2.*Leave recompute and",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "pflego", "shared", {"recompute": True}, "found recompute=True, chunk=None", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_gradient_in_parts_is_refused_before_a_run_begins(name, mode, wrong, told):
+    """It was refused in the first round, when the run folder was made already."""
+    toy = normed(mode)
+    build_algorithm(name, toy.model, toy.population)
+    build_algorithm(name, normed("frozen").model, toy.population, **wrong)
+    with pytest.raises(InvalidArgument, match=told):
+        build_algorithm(name, toy.model, toy.population, **wrong)
 
 
 def test_what_treats_updates_as_gradients_refuses_shared_statistics():

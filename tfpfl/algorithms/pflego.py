@@ -159,8 +159,9 @@ def pflego(
 
     Raises:
         InvalidArgument: tau or chunk is below 1; beta or rho is negative or not finite; rule, weighting, server_opt,
-            inner_opt, head_init or head_rate is not one of the values above; or head_rate is 'safe' and the kind of the
-            heads is 'poisson' or 'quantile', whose curvature has no bound.
+            inner_opt, head_init or head_rate is not one of the values above; head_rate is 'safe' and the kind of the
+            heads is 'poisson' or 'quantile', whose curvature has no bound; or recompute or chunk is given and the model
+            has batch_norm 'local' or 'shared'.
 
     Source:
         Nikoloutsopoulos, Koutsopoulos, Titsias, arXiv 2202.09848: objective in eq. (1), steps in eqs. (3) to (5).
@@ -182,6 +183,12 @@ def pflego(
         raise InvalidArgument(f"tau must be at least 1 (the joint step), found {tau}")
     if chunk is not None and chunk < 1:
         raise InvalidArgument(f"chunk must be at least 1 example, found {chunk}")
+    if (recompute or chunk) and model.batch_statistics:
+        raise InvalidArgument(
+            f"with batch_norm={model.batch_norm!r}, the statistics of all examples of a step normalize, so their "
+            f"features cannot be computed in parts or again; found recompute={recompute}, chunk={chunk}. Leave "
+            "recompute and chunk out, or use batch_norm='frozen'"
+        )
     check_rates(beta=beta, rho=rho)
     server_optimizer = paced(as_optimizer(server_opt, rho, what="server_opt"), "rho")
     inner: Any = inner_opt

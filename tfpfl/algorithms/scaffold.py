@@ -89,8 +89,8 @@ def scaffold(
     Raises:
         InvalidArgument: eta is not positive or not finite (option II divides by it); eta_g is negative or not finite;
             steps, epochs or batch_size is below 1, or steps and epochs are both given; option or eval_model is not one
-            of the values above; clients have different numbers of classes (this method shares one head) and the
-            population has no `num_labels`.
+            of the values above; option is 'I' and the model has batch_norm 'local' or 'shared'; clients have different
+            numbers of classes (this method shares one head) and the population has no `num_labels`.
 
     Source:
         Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, algorithm 1.
@@ -99,6 +99,12 @@ def scaffold(
     check_rates(eta=eta, eta_g=eta_g)
     if eta == 0:
         raise InvalidArgument("eta must be positive, found 0: the control variates divide by it")
+    if option == "I" and model.batch_statistics:
+        raise InvalidArgument(
+            f"option='I' takes a gradient on all of a client's examples in parts, and with batch_norm="
+            f"{model.batch_norm!r} the statistics of all examples of a step normalize. Use option='II', or "
+            "batch_norm='frozen'"
+        )
     loop = batch_loop(steps=steps, epochs=epochs, batch_size=batch_size)
     objective, num_labels, keeps_y = client_loss(model), population.shared_labels(), eval_model == "local"
 
