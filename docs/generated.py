@@ -90,7 +90,7 @@ def algorithm_page(name: str) -> str:
         f"* `--preset {preset}`: " + ", ".join(f"`{option} = {value!r}`" for option, value in values.items())
         for preset, values in row.presets.items()
     ]
-    (forward, backward), head_steps = work(name)
+    (forward, backward), head_steps, *_ = work(name)
     facts = [
         f"| Head | {row.head} |",
         f"| Message | {'each client gets its own' if row.message == 'per client' else 'all clients get the same'} |",

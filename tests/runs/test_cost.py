@@ -14,9 +14,12 @@ from tfpfl.data.federation import Federation
 from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.models import SplitModel, build_network
+from tfpfl.models.heads import head_kind
 from tfpfl.models.valve import with_valve
+from tfpfl.models.weights import Head
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.cost import Flops, Passes, Work, backbone_flops, count_work, head_flops, visit_flops
+from tfpfl.runs.cost import Flops, Passes, Work, backbone_flops, count_work, head_flops, solution_flops, visit_flops
+from tfpfl.runs.operations import count_operations
 from tfpfl.runs.run import Run
 
 N = 24
@@ -123,6 +126,40 @@ def test_a_newton_step_is_counted_by_its_products(model):
     found = work(model, "pflego", tau=2, inner_opt="newton").head_steps
     least = 1 + 0.5 + linear_head.CONJUGATE_GRADIENT_STEPS + 0.5
     assert least <= found <= least + 5 and found % 0.5 == 0
+
+
+def test_an_exact_solution_is_counted_with_its_products():
+    """TensorFlow's profiler has all of it but the Cholesky factor, n^3 / 3, and two solutions with it, 2 n^2 K each.
+
+    With as many examples as columns, A^T A and A A^T take the same.
+    """
+    m, k = 40, 3
+    head = Head(tf.zeros([m, k]), tf.zeros([k]))
+    specs = tf.TensorSpec([m + 1, m]), tf.TensorSpec([m + 1, k])
+    products = count_operations(lambda phi, y: linear_head.fit_exact(head, phi, y, head_kind("regression")), *specs)
+    found = solution_flops(m + 1, m, k) + (m + 1) * 2 * head_flops(m, k).forward
+    assert found == pytest.approx(products + (m + 1) ** 3 / 3 + 4 * (m + 1) ** 2 * k, rel=0.02)
+    assert solution_flops(1000, m, k) - solution_flops(m + 1, m, k) == pytest.approx(2 * (1000 - 41) * 41**2)
+    assert solution_flops(5, m, k) == pytest.approx(2 * 5 * 5 * 41 + 5**3 / 3 + 6 * 5**2 * k)
+
+    model = SplitModel(backbone("float32"), kind="regression")
+    data = np.zeros([N, *model.input_shape], np.float32), np.zeros([N, 1], np.float32)
+    population = Population([N, N], [1, 1], labels="global")
+    given = ClientData(*data, population.info(0), client_key(0, 1, [0])[0])
+    found = count_work(lambda m: build_algorithm("pflego", m, population, inner_opt="exact"), model, given)
+    assert found == Work(Passes(1, 1), 1, solutions=1)
+    more = visit_flops(found, model, 100, 1) - visit_flops(found._replace(solutions=0), model, 100, 1)
+    assert more == solution_flops(100, 5, 1) == 2 * 100 * 6**2 + 6**3 / 3 + 6 * 6**2
+
+
+def test_the_estimate_of_a_safe_rate_is_counted_by_its_products(model):
+    """The profiler counts what the result needs: five and four products from each of two starts."""
+    found = work(model, "pflego", tau=5, head_rate="safe")
+    assert found == Work(Passes(1, 1), 4, vectors=18)
+    products = count_operations(linear_head.smoothness, tf.TensorSpec([100, 300]))
+    assert found.vectors * 100 * head_flops(300, 1).forward == pytest.approx(products, rel=0.01)
+    more = visit_flops(found, model, N, 3) - visit_flops(found._replace(vectors=0), model, N, 3)
+    assert more == N * 18 * (2 * 5 + 1)
 
 
 def test_who_does_not_count_has_no_counter_in_the_graph(model):

@@ -1,6 +1,6 @@
 """The cost of a visit for a client: passes through the backbone, and floating point operations (FLOPs).
 
-Passes are counted while a visit runs, and so are the steps of a head on features that are computed already. The FLOPs
+Passes are counted while a visit runs, and so is what a head computes from features that are there already. The FLOPs
 of a pass through the backbone are counted in its graph, see operations.py. Those of the head, a product of matrices,
 are computed. A multiplication and an addition are two FLOPs.
 """
@@ -35,6 +35,8 @@ class Work(NamedTuple):
 
     passes: Passes
     head_steps: float  # steps on the head alone, such as PFLEGO's tau - 1; a step on N_i / 10 examples counts 0.1
+    vectors: float = 0.0  # products of all features with a vector, as head_rate='safe' takes them
+    solutions: float = 0.0  # exact solutions for a head, without the step that each also takes
 
 
 class Flops(NamedTuple):
@@ -48,12 +50,12 @@ class Counter:
     """Counts the examples that go forward and backward through a model's backbone, and steps on the head alone.
 
     Use the attribute `model`, a copy of the given model that counts in `forward` and `backward`. Steps on the head are
-    added to `head_steps` in graphs that are traced in `with linear_head.counting(counter.add_head_steps)`.
+    added to `head_steps` in graphs that are traced in `with linear_head.counting(counter.add_of_head)`.
     """
 
     def __init__(self, model):
         self.forward = self.backward = 0
-        self.head_steps = 0.0
+        self.head_steps = self.vectors = self.solutions = 0.0
         self.model = self._counting(model)
 
     def _counting(self, model):
@@ -81,9 +83,11 @@ class Counter:
 
         return identity(phi)
 
-    def add_head_steps(self, examples: int, steps: float) -> None:
-        """Adds steps on so many examples."""
+    def add_of_head(self, examples: int, steps: float, vectors: int, solutions: int) -> None:
+        """Adds what a head computed from the features of so many examples, see `linear_head.counted`."""
         self.head_steps += examples * steps
+        self.vectors += examples * vectors
+        self.solutions += examples * solutions
 
     def _add_forward(self, examples):
         self.forward += int(examples)
@@ -112,10 +116,12 @@ def count_work(build: Callable[..., Algorithm], model, data: ClientData) -> Work
     def work(server, state, data):
         return algorithm.client_update(*before_work(algorithm, server, state, data), data)
 
-    with linear_head.counting(counter.add_head_steps):
+    with linear_head.counting(counter.add_of_head):
         traced_by_design(tf.function(work, autograph=False))(server, state, data)
     examples = int(data.info.num_examples)
-    return Work(Passes(counter.forward / examples, counter.backward / examples), counter.head_steps / examples)
+    found = (counter.forward, counter.backward, counter.head_steps, counter.vectors, counter.solutions)
+    forward, backward, *of_head = (number / examples for number in found)
+    return Work(Passes(forward, backward), *of_head)
 
 
 def first_visit(run: "Run", place: int) -> Work:
@@ -163,15 +169,25 @@ def head_flops(num_features: int, num_classes: int) -> Flops:
     return Flops(products + num_classes, 2 * products + num_classes)
 
 
+def solution_flops(num_examples: float, num_features: int, num_classes: float) -> float:
+    """Floating point operations of an exact solution for a head, without those of one step (`linear_head.fit_exact`).
+
+    With A = [Phi, 1] and n the smaller of its sides: the smaller of A^T A and A A^T, its Cholesky factor, two solutions
+    with the factor, and a product between them.
+    """
+    side = num_features + 1
+    n = min(num_examples, side)
+    return 2 * num_examples * n * side + n**3 / 3 + 6 * n**2 * num_classes
+
+
 def visit_flops(work: Work, model, num_examples: float, num_classes: float) -> float:
     """Floating point operations of a client's visit.
 
     Every pass goes through the backbone and the head. A step on the head alone counts the logits and the gradient of
-    the head. What is computed only for a log or a comparison, such as the loss before PFLEGO's steps, is not counted.
-    Nor is what a method computes beside its passes: Fed3R's products of features (on `mlp200` several times its pass),
-    FedCP's policy and kernels, GPFL's embeddings; with inner_opt='exact' more of the solution than one step, which is
-    2 min(N_i, M + 1) (M + 1) operations an example; the estimate for head_rate='safe', which are a few steps; and what
-    it does in later visits only, as FedALA with p > 1.
+    the head; an exact solution counts its products and its factorization, too. What is computed only for a log or a
+    comparison, such as the loss before PFLEGO's steps, is not counted. Nor is what a method computes beside its passes:
+    Fed3R's products of features (on `mlp200` several times its pass), FedCP's policy and kernels, GPFL's embeddings;
+    and what it does in later visits only, as FedALA with p > 1.
 
     Args:
         work: counted by `count_work`.
@@ -183,4 +199,6 @@ def visit_flops(work: Work, model, num_examples: float, num_classes: float) -> f
     """
     backbone, head = backbone_flops(model), head_flops(model.num_features, num_classes)
     forward, backward = (work.passes[k] * (backbone[k] + head[k]) for k in (0, 1))
-    return num_examples * (forward + backward + work.head_steps * 2 * head.forward)
+    vectors = work.vectors * head_flops(model.num_features, 1).forward
+    solutions = work.solutions * solution_flops(num_examples, model.num_features, num_classes)
+    return num_examples * (forward + backward + work.head_steps * 2 * head.forward + vectors) + solutions

@@ -60,10 +60,10 @@ def feature_gradient(head: Head, errors):
 
 @contextmanager
 def counting(add: Callable) -> Iterator[None]:
-    """Counts the steps of heads on features that are computed already, in all graphs that are traced meanwhile.
+    """Counts what heads compute from features that are there already, in all graphs that are traced meanwhile.
 
     Args:
-        add: called while such a graph runs, as add(number of examples, number of steps); see `counted`.
+        add: called while such a graph runs, as add(number of examples, steps, vectors, solutions); see `counted`.
     """
     before = _ADD.set(add)
     try:
@@ -72,17 +72,22 @@ def counting(add: Callable) -> Iterator[None]:
         _ADD.reset(before)
 
 
-def counted(phi, steps: float = 1.0):
-    """The features phi [n, M], which report `steps` steps on n examples when they are used; see `counting`.
+def counted(phi, steps: float = 1.0, *, vectors: int = 0, solutions: int = 0):
+    """The features phi [n, M], which report what is computed from them when they are used; see `counting`.
 
-    A step is two products of matrices: the logits, and the gradient of the kernel. One of them alone is half a step.
+    Args:
+        phi: the features.
+        steps: a step is two products of matrices: the logits, and the gradient of the kernel. One of them alone is half
+            a step.
+        vectors: products of [phi, 1] with a vector, whatever the number of classes is.
+        solutions: what `fit_exact` computes beside one step.
     """
     add = _ADD.get()
     if add is None:
         return phi
 
     def report(examples):
-        add(int(examples), steps)
+        add(int(examples), steps, vectors, solutions)
         return examples
 
     with tf.control_dependencies([tf.numpy_function(report, [tf.shape(phi)[0]], tf.int32)]):
@@ -236,6 +241,7 @@ def smoothness(phi, kind: HeadKind = CLASSIFICATION):
         InvalidArgument: the curvature of this kind has no bound; see `check_smooth`.
     """
     check_smooth(kind, "the smoothness constant")
+    phi = counted(phi, 0, vectors=2 * (2 * POWER_STEPS - 1))  # of two starts; the last u of each is not used
     examples = tf.cast(tf.shape(phi)[0], phi.dtype)
     ones = tf.ones_like(phi[:, :1])
     places = tf.range(tf.shape(phi)[0])[:, None] % 1021
@@ -286,7 +292,7 @@ def fit_exact(head: Head, phi, targets, kind: HeadKind) -> Head:
         InvalidArgument: another kind has no solution in closed form.
     """
     check_exact(kind)
-    a = tf.cast(tf.concat([counted(phi), tf.ones_like(phi[:, :1])], 1), tf.float64)
+    a = tf.cast(tf.concat([counted(phi, solutions=1), tf.ones_like(phi[:, :1])], 1), tf.float64)
     old = tf.cast(tf.concat([head.kernel, head.bias[None]], 0), tf.float64)
     rest = tf.cast(targets, tf.float64) - tf.matmul(a, old)
 
