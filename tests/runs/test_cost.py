@@ -112,6 +112,7 @@ def test_fedrecon_takes_one_pass_each_way(model):
         ("fedrep", {"tau_h": 9, "tau_b": 4}, 9),
         more("fedrep", {"tau_h": 3, "tau_b": 1, "unit": "epochs", "batch_size": 5}, 3),
         more("fedrep", {"tau_h": 3, "tau_b": 1, "unit": "steps", "batch_size": 6}, 0.75),
+        ("fedrod", {"steps": 6, "batch_size": 8}, 2),  # of the private head, on features of the generic step
         ("fedavg", {"steps": 6}, 0),  # its steps go through the backbone, and are passes
         more("fedsgd", {}, 0),
     ],

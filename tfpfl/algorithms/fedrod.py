@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfpfl.algorithms.contract import Adaptation, Algorithm, ClientOutput
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
+from tfpfl.algorithms.parts import linear_head as heads
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer, at_second_rate
 from tfpfl.algorithms.parts.local_training import batch_loop, example_weight, local_step, value_and_gradient
 from tfpfl.algorithms.parts.optimizers import Optimizer
@@ -134,7 +135,8 @@ def fedrod(
             _, (by_head, by_phi) = value_and_gradient(
                 lambda at: generic_loss(*at, y, log_n), (w.head, phi), generic.times
             )
-            loss, by_p = value_and_gradient(lambda p: private_loss(p, phi, z, y), p, private.times)
+            its_phi = heads.counted(phi)  # a step on a head alone
+            loss, by_p = value_and_gradient(lambda p: private_loss(p, its_phi, z, y), p, private.times)
             slots_w, w = generic.step(slots_w, w, Weights(pull_back(by_phi), by_head))
             slots_p, p = private.step(slots_p, p, by_p)
             return w, p, slots_w, slots_p, loss
