@@ -5,9 +5,10 @@ import pytest
 from scipy import stats
 
 from helpers.marks import slow_but
-from helpers.secure import Told, aggregated, random_words
+from helpers.secure import FIRST, Told, aggregated, random_words
+from tflite_export.device.live.secure import exchange, shamir
 from tflite_export.device.live.secure.codec import Codec
-from tflite_export.device.live.secure.masks import Attempt, SecureError
+from tflite_export.device.live.secure.masks import Attempt, PrivateKey, SecureError
 from tfpfl.live import secure_graph as graph
 
 SIZE = 11
@@ -72,6 +73,28 @@ def test_a_wrong_share_of_a_mask_key_is_found():
     forged = told.shares | {0: first._replace(keys={4: bytes(31) + b"\1"})}
     with pytest.raises(SecureError, match="one of them is wrong"):
         told._replace(shares=forged).opened()
+
+
+@pytest.mark.parametrize(("n", "part", "enough"), [(10, 0.5, 1), (11, 0.5, 2), (10, 0.7, 5)])
+def test_how_many_neighbours_must_help_a_server_that_asks_for_both_masks(n, part, enough):
+    """It tells some that client 0 is in the sum, the others that it dropped out, and its helpers answer both."""
+    secrets = [exchange.Secrets.drawn() for _ in range(n)]
+    peers = [exchange.Peer(i, PrivateKey(s.mask).public, PrivateKey(s.share).public) for i, s in enumerate(secrets)]
+    k, t = n - 1, graph.threshold_of(n - 1, part)
+    boxes = [exchange.close(FIRST, i, s, [p for p in peers if p.client != i], t) for i, s in enumerate(secrets)]
+
+    def answers(j, survivors):
+        mine = {i: boxes[i][j] for i in range(n) if i != j}
+        held = exchange.open_boxes(FIRST, j, secrets[j], dict(enumerate(peers)), mine)
+        return exchange.answer(held, [i for i in survivors if i != j], t)
+
+    here, gone = ([answers(j, range(first, n)) for j in range(1, n)] for first in (0, 1))
+    for helpers in range(enough + 1):
+        seeds = {j: here[j - 1][0][0] for j in range(1, t + 1)}  # the helpers first, then others who are told the one
+        keys = {j: gone[j - 1][1][0] for j in (*range(1, helpers + 1), *range(t + 1, n))}
+        assert shamir.join(seeds, t) == secrets[0].seed
+        assert (len(keys) >= t) == (helpers >= 2 * t - k) == (helpers == enough)
+    assert shamir.join(keys, t) == secrets[0].mask
 
 
 @pytest.mark.slow
