@@ -380,6 +380,23 @@ def test_a_file_system_that_cannot_sync_a_folder_holds_a_federation(tmp_path, mo
     assert Federation.load(made.path).num_clients == 3
 
 
+def test_a_file_system_without_locks_ends_a_building_with_its_error(tmp_path, monkeypatch):
+    """It had made one folder after the other, without an end."""
+    left = tmp_path / ".f.0123abcd.partial"  # it may be in use
+    left.mkdir()
+    tries = []
+
+    def flock(file, how):
+        tries.append(file)
+        assert len(tries) < 9
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match="No locks available"):
+        Federation.build(numbered(), clients=3, out=tmp_path / "f")
+    assert list(tmp_path.iterdir()) == [left]
+
+
 def test_a_crash_while_writing_leaves_nothing(tmp_path, monkeypatch):
     def full(*args):
         raise OSError("no space left on device")

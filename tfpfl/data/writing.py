@@ -9,7 +9,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -217,14 +217,20 @@ def _partial_folder(out: Path) -> Iterator[Path]:
     So each building first removes what killed ones have left beside it. A folder is locked while it is written.
     """
     for left in out.parent.glob(".*.partial"):
-        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.partial", left.name) and (lock := _locked(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.partial", left.name):
+            with suppress(OSError):  # what cannot be locked may be in use
+                if (lock := _locked(left)) is not None:
+                    shutil.rmtree(left, ignore_errors=True)
+                    os.close(lock)
     lock = None
     while lock is None:  # again where another process has removed it in the moment before it was locked
         partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir()
-        lock = _locked(partial)
+        try:
+            lock = _locked(partial)
+        except OSError:
+            partial.rmdir()
+            raise
     try:
         yield partial
     except BaseException:
@@ -246,17 +252,24 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> int | None:
-    """Locks a folder until this number is closed or the process ends; None if it is gone, or another process has it."""
+    """Locks a folder until this number is closed or the process ends; None if it is gone, or another process has it.
+
+    Raises:
+        OSError: it cannot be locked at all, such as on a file system without locks.
+    """
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return None
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(number), os.stat(folder)):
             return number
-    except OSError:
+    except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError:
+        os.close(number)
+        raise
     os.close(number)
     return None
 
