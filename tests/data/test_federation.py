@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from tfpfl.checks import InvalidArgument, TfpflWarning
-from tfpfl.data import Federation, FederationError, Partition, Source, blobs, load_source
+from tfpfl.data import Federation, FederationError, Partition, Source, blobs, load_source, writing
 from tfpfl.data.manifest import SPLITS
 from tfpfl.data.population import Sampling
 from tfpfl.engines.tff.worker import use_local_worker
@@ -382,8 +382,8 @@ def test_a_file_system_that_cannot_sync_a_folder_holds_a_federation(tmp_path, mo
 
 def test_a_file_system_without_locks_ends_a_building_with_its_error(tmp_path, monkeypatch):
     """It had made one folder after the other, without an end."""
-    left = tmp_path / ".f.0123abcd.partial"  # it may be in use
-    left.mkdir()
+    with writing._partial_folder(tmp_path / "f") as left:
+        pass
     tries = []
 
     def flock(file, how):
@@ -394,7 +394,7 @@ def test_a_file_system_without_locks_ends_a_building_with_its_error(tmp_path, mo
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(OSError, match="No locks available"):
         Federation.build(numbered(), clients=3, out=tmp_path / "f")
-    assert list(tmp_path.iterdir()) == [left]
+    assert list(tmp_path.iterdir()) == [left]  # it may be in use
 
 
 def test_a_crash_while_writing_leaves_nothing(tmp_path, monkeypatch):
@@ -443,6 +443,18 @@ def test_what_killed_buildings_left_is_removed_by_the_next_one_and_what_is_being
     alive.communicate("\n" * 4)
     assert alive.returncode == 0 and Federation.load(tmp_path / "three").num_clients == 1
     assert {p.name for p in tmp_path.iterdir()} == {".mine.partial", "three", "four"}
+
+
+def test_what_another_machine_is_building_in_a_shared_folder_stays(tmp_path, monkeypatch):
+    """On NFS, folders are locked for the machine's own processes only: what another one builds seems to be free."""
+    with writing._partial_folder(tmp_path / "one") as killed_here:
+        pass
+    with monkeypatch.context() as patched:
+        patched.setattr("socket.gethostname", lambda: "another")
+        with writing._partial_folder(tmp_path / "two") as built_there:
+            pass
+    Federation.build(numbered(), clients=3, out=tmp_path / "three")
+    assert built_there.exists() and not killed_here.exists()
 
 
 def test_an_existing_folder_is_kept(tmp_path, federation):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -214,17 +215,19 @@ def write_federation(
 def _partial_folder(out: Path) -> Iterator[Path]:
     """Makes a folder beside `out` to write in, and removes it after an error. Nobody can remove it after kill -9.
 
-    So each building first removes what killed ones have left beside it. A folder is locked while it is written.
+    So each building first removes what killed ones have left beside it. A folder is locked while it is written. Where
+    machines share a folder, none sees the other's locks of folders, so each removes only what has its mark.
     """
+    mark = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
     for left in out.parent.glob(".*.partial"):
-        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.partial", left.name):
+        if re.fullmatch(rf"\..+\.{mark}[0-9a-f]{{8}}\.partial", left.name):
             with suppress(OSError):  # what cannot be locked may be in use
                 if (lock := _locked(left)) is not None:
                     shutil.rmtree(left, ignore_errors=True)
                     os.close(lock)
     lock = None
     while lock is None:  # again where another process has removed it in the moment before it was locked
-        partial = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.partial")
+        partial = out.with_name(f".{out.name}.{mark}{uuid.uuid4().hex[:8]}.partial")
         partial.mkdir()
         try:
             lock = _locked(partial)
