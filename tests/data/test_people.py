@@ -142,6 +142,8 @@ def test_a_word_of_another_rate_is_resampled_and_a_long_one_loses_its_end():
     [
         (people.wav([1, 2], rate=16_000), "at 8000 Hz, found .1, 2, 16000."),
         (b"RIFF", "is no WAV file"),
+        (people.wav(range(9))[:-4], "0_ann_0.wav is damaged: .* has 14 bytes of sound, and says 18. Get the file"),
+        (people.wav(range(9))[:-5], "has 13 bytes of sound, and says 18"),
         (people.wav([1]), "has 1 recordings of 1 speakers"),
     ],
 )

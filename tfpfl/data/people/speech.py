@@ -88,11 +88,17 @@ def _samples(content: bytes, name: str) -> np.ndarray:
     try:
         with wave.open(io.BytesIO(content)) as file:
             form = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            samples = np.frombuffer(file.readframes(LENGTH), "<i2") if form == (1, 2, RATE) else None
+            content, wanted = file.readframes(LENGTH), 2 * min(file.getnframes(), LENGTH)
     except (wave.Error, EOFError) as error:
         raise InvalidArgument(f"{name} is no WAV file: {error}") from error
-    if samples is None:
+    if form != (1, 2, RATE):
         raise InvalidArgument(f"{name} must be mono with 2 bytes a sample at 8000 Hz, found {form}")
+    if len(content) != wanted:
+        raise InvalidArgument(
+            f"{name} is damaged: of the first second it has {len(content)} bytes of sound, and says {wanted}. Get the "
+            "file again"
+        )
+    samples = np.frombuffer(content, "<i2")
     return np.pad(samples, (0, LENGTH - len(samples))).astype(np.int16)
 
 
