@@ -434,6 +434,13 @@ def test_what_is_absent_is_said_with_the_command_that_gets_it(tmp_path, monkeypa
     assert [present[name] for name in PEOPLE] == [False, False, True, False, False]
 
 
+def test_of_two_releases_the_newer_one_is_taken(tmp_path):
+    """An error asks for FSDD 1.0.10 where an older release is; it may then lie beside the older one."""
+    for release in ("1.0.9", "1.0.10", "1.0.8"):
+        (tmp_path / f"free-spoken-digit-dataset-{release}.tar.gz").touch()
+    assert find(PEOPLE["fsdd"].patterns, (), tmp_path).name == "free-spoken-digit-dataset-1.0.10.tar.gz"
+
+
 def test_an_installed_package_is_found_without_importing_it(tmp_path, monkeypatch):
     (tmp_path / "seglearn" / "data").mkdir(parents=True)
     (tmp_path / "seglearn" / "__init__.py").write_text("raise RuntimeError('imported')")

@@ -34,7 +34,7 @@ def find(
 
     Args:
         patterns: what it may be called in the folder of `people_folder`, best first, such as 'seglearn-*.whl'. Of
-            several that match, the last by name is taken.
+            several that match, the last by name is taken; numbers in names count as numbers.
         packages: (name of an installed package, path inside of it) in which it may be, too. The package is not
             imported.
         data_dir: as in `people_folder`; it may be the file itself.
@@ -44,14 +44,19 @@ def find(
         if where.is_file():
             return where if any(where.match(pattern) for pattern in patterns) else None
         for pattern in patterns:
-            if found := sorted(where.glob(pattern)):
-                return found[-1]
+            if found := list(where.glob(pattern)):
+                return max(found, key=_order)
     for package, inside in packages:
         spec = find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
             if (path := Path(folder) / inside).exists():
                 return path
     return None
+
+
+def _order(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """By name, but release 1.0.10 comes after 1.0.9."""
+    return [(int(number or 0), text) for number, text in re.findall(r"([0-9]+)|([^0-9]+)", path.name)], path.name
 
 
 def read_members(path: Path, wanted: str) -> dict[str, bytes]:
