@@ -415,6 +415,20 @@ def test_a_folder_and_every_kind_of_archive_have_the_same_files(tmp_path):
             read_members(path, ".*")
 
 
+@pytest.mark.parametrize(("place", "value", "told"), [(8, 1, "password required"), (10, 94, "method is not supported")])
+def test_an_archive_that_python_cannot_unpack_is_refused(tmp_path, place, value, told):
+    """The entry in the archive's list says that it has a password, or is compressed in an unknown way."""
+    path = tmp_path / "recordings.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("recordings/0_ann_0.wav", people.wav([1]))
+    content = bytearray(path.read_bytes())
+    for start in (content.find(b"PK\x03\x04") - 2, content.find(b"PK\x01\x02")):
+        content[start + place] = value
+    path.write_bytes(content)
+    with pytest.raises(InvalidArgument, match=rf"recordings.zip cannot be read: .*{told}.*\. Unpack it"):
+        load_source("fsdd", data_dir=tmp_path)
+
+
 def test_what_is_absent_is_said_with_the_command_that_gets_it(tmp_path, monkeypatch):
     monkeypatch.delenv("TFPFL_PEOPLE", raising=False)
     monkeypatch.setattr("tfpfl.data.people.files.find_spec", lambda name: None)

@@ -81,6 +81,8 @@ def read_members(path: Path, wanted: str) -> dict[str, bytes]:
                 found[name] = read()
     except (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError) as error:
         raise InvalidArgument(f"{path} cannot be read: {error}. Get the file again") from error
+    except RuntimeError as error:  # of zipfile: a password, or a compression that Python does not have
+        raise InvalidArgument(f"{path} cannot be read: {error}. Unpack it, and give the folder") from error
     return dict(sorted(found.items()))
 
 
