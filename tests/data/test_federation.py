@@ -571,6 +571,29 @@ def apart():
     return Source.from_arrays(x[:80], y[:80], x[80:], y[80:])
 
 
+def test_parts_of_a_source_that_were_changed_by_hand_fit_together(tmp_path):
+    """Test examples had been cast to the type of the training examples, and their only column copied."""
+    source = load_source("synthetic")
+    for x_train, x_test in (
+        ((source.x_train * 9).astype(np.uint8), source.x_test),
+        (source.x_train, (source.x_test * 9).astype(np.uint8)),
+        (source.x_train, source.x_test[:, :1]),
+    ):
+        with pytest.raises(InvalidArgument, match="must be alike in dtype and shape, found .* changed in both"):
+            Federation.build(source._replace(x_train=x_train, x_test=x_test), "iid", clients=2, out=tmp_path / "f")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i4"])
+def test_numbers_in_the_byte_order_of_another_machine_stay_the_same(tmp_path, dtype):
+    source = apart()._replace(
+        x_train=np.arange(80, dtype=dtype)[:, None], x_test=np.arange(80, 100, dtype=dtype)[:, None]
+    )
+    made = Federation.build(source, "iid", clients=2, validation=0, out=tmp_path / "f")
+    read = np.concatenate([made.arrays(i, part)[0].ravel() for i in range(2) for part in ("train", "test")])
+    assert np.array_equal(np.sort(read), np.arange(100))
+
+
 def returning(train, test, pooled=False, names=None):
     def mine(labels, num_clients, seed, *, option=None):
         return Partition(train, test, pooled, names)

@@ -147,9 +147,9 @@ def write_federation(
         `out`.
 
     Raises:
-        InvalidArgument: a label is outside [0, C), an example is not finite, a target is no number of its sort, an
-            entry of the manifest could not be read again, or the rows use an example that does not exist, or one
-            example twice for training, or for training and for test.
+        InvalidArgument: a label is outside [0, C), an example is not finite, training and test examples differ in dtype
+            or shape, a target is no number of its sort, an entry of the manifest could not be read again, or the rows
+            use an example that does not exist, or one example twice for training, or for training and for test.
         FederationError: another process has made `out` meanwhile.
     """
     _check_arguments(manifest)
@@ -163,6 +163,8 @@ def write_federation(
     client_of = np.repeat(np.arange(len(rows)), counts.sum(1))
     is_test = np.repeat(np.tile([False, False, True], len(rows)), counts.ravel())
     _check_order(order, is_test, len(y))
+    for pool in pools:
+        _check_alike(*pool)
 
     files_of_x = files_of_examples(manifest)
     contents: dict[str, Iterable[np.ndarray]]
@@ -298,6 +300,16 @@ def _check_order(order: np.ndarray, is_test: np.ndarray, num_examples: int) -> N
         raise InvalidArgument(f"the partition gives example {bad} out for training and for test")
 
 
+def _check_alike(train: np.ndarray, test: np.ndarray) -> None:
+    """Checks that training and test examples can be in one file: `Source(...)` itself checks nothing."""
+    one, other = ((x.dtype.newbyteorder("="), x.shape[1:]) for x in (train, test))
+    if len(test) and one != other:
+        raise InvalidArgument(
+            f"training and test examples must be alike in dtype and shape, found {one[0]} {one[1]} and {other[0]} "
+            f"{other[1]}: what is changed in one part of a source is to be changed in both"
+        )
+
+
 def _check_arguments(manifest: dict) -> None:
     """Checks that JSON has the arguments of the partitioner and of the source, before large files are written."""
     for what, entry in (("the partitioner", "partitioner"), ("the source", "source")):
@@ -353,9 +365,10 @@ def _say_untrained(
 def _examples(pools: Sequence[np.ndarray], order: np.ndarray, client_of: np.ndarray) -> Iterator[np.ndarray]:
     """Yields the examples `order` in blocks of about 16 MB. Indices count through both pools, one after the other."""
     edge, chunk = len(pools[0]), max(1, 2**24 // max(pools[0][:1].nbytes, 1))
+    dtype = pools[0].dtype.newbyteorder("=")  # in which the files are read
     for begin in range(0, len(order), chunk):
         part = order[begin : begin + chunk]
-        block = np.empty((len(part), *pools[0].shape[1:]), pools[0].dtype)
+        block = np.empty((len(part), *pools[0].shape[1:]), dtype)
         inside = part < edge
         block[inside] = pools[0][part[inside]]
         block[~inside] = pools[1][part[~inside] - edge]
