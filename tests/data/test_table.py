@@ -447,7 +447,7 @@ def test_a_column_of_floats_that_float32_rounds_is_said_by_name(tmp_path):
     [
         ({"user": ["ann", "bob", float("nan")] * 8}, "column 'user' has 8 missing values, the first in row 3"),
         ({"state": ["yes", "no", float("nan")] * 8}, "column 'state' has 8 missing values, the first in row 3"),
-        ({"state": ["yes", 1, 2] * 8}, "must be integers, or all names .text., found int 2"),
+        ({"state": ["yes", 1, 2] * 8}, "labels must be all integers or all names of classes, found both"),
         ({"age": np.ma.masked_equal(np.arange(24), 7)}, "column 'age': 1 values of a masked array are masked"),
         (
             {"age": one_by_one([[1, 2]] * 24)},

@@ -123,8 +123,7 @@ def test_a_compressed_file_that_is_damaged(tmp_path):
         read_examples(tmp_path)
 
 
-@pytest.mark.parametrize("patience", [math.nan, -1.0])
-def test_a_patience_that_is_no_time(patience, tmp_path):
-    """With nan, a device waited for ever for a server that was away."""
-    with pytest.raises(InvalidInput, match=f"patience must be a number of seconds, 0 or more, found {patience}"):
-        LiveDevice("http://127.0.0.1:9", tmp_path, {"train": (np.ones((2, 3)), np.array([0, 1]))}, patience=patience)
+def test_a_patience_that_is_no_time(tmp_path):
+    """A device would wait for ever for a server that is away."""
+    with pytest.raises(InvalidInput, match="patience must be a number of seconds, found nan"):
+        LiveDevice("http://127.0.0.1:9", tmp_path, {"train": (np.ones((2, 3)), np.array([0, 1]))}, patience=math.nan)

@@ -43,7 +43,7 @@ def agreeing(config: RunConfig, federation: Federation) -> Federation:
 
     Raises:
         InvalidArgument: the number of clients, the partition or an argument of it, the data set or an argument of it,
-            the data seed, or the fraction for validation is another one.
+            the data seed, or the fraction for validation is another one; or see `check_labels`.
     """
     check_type("the federation", federation, Federation, OPENED)
     manifest = federation.manifest
@@ -70,6 +70,7 @@ def agreeing(config: RunConfig, federation: Federation) -> Federation:
             f"the configuration says what the given federation is not: {one_line('; '.join(other))}. Leave these "
             "entries out, or leave the federation out and it is built"
         )
+    check_labels(config, federation)
     return federation
 
 

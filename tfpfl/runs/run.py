@@ -48,7 +48,7 @@ from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
 from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder
 from tfpfl.runs.metrics import known_metrics
-from tfpfl.runs.needs import agreeing, check_labels, check_needs, check_patience, warn_of_model, warn_of_small_rounds
+from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_model, warn_of_small_rounds
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
 from tfpfl.runs.results import json_row, summary_after, totals, warnings_of, write_clients, write_history
@@ -155,7 +155,6 @@ class Run:
             InvalidArgument: it does not fit the data or the method, or its network's file might run forbidden code.
         """
         check_patience(config, federation)
-        check_labels(config, federation)
         network_file, config = config.network_file, config.resolved(agreeing(config, federation))
         config = own_networks.described(config, network_file, federation)
         check_objective(config)

@@ -9,6 +9,7 @@ becomes current exactly if the server has counted it. The head, examples and lab
 
 import hashlib
 import json
+import math
 import random
 import ssl
 import time
@@ -96,8 +97,8 @@ class LiveDevice:
     ):
         check_way(url)
         check_examples(examples)
-        if not patience >= 0:
-            raise InvalidInput(f"patience must be a number of seconds, 0 or more, found {patience}")
+        if math.isnan(patience):  # it would never be over
+            raise InvalidInput(f"patience must be a number of seconds, found {patience}")
         self.url, self.patience, self.log, self._rests = url.rstrip("/"), patience, log, Rests(log)
         self._connection, self.state = Connection(self.url, context), self._state(folder)
         try:
