@@ -190,6 +190,7 @@ def _last(output: Any) -> Any:
 
 
 def _is_linear(op: Any) -> bool:
-    if op.type == "BiasAdd" or (op.type in ("Add", "AddV2") and op.inputs[1].shape.rank == 1):  # and no skip connection
+    # A bias, and no skip connection: Keras 3.15 adds the row of a single example as a bias, too.
+    if op.type in ("BiasAdd", "Add", "AddV2") and _last(op.inputs[1]).outputs[0].shape.rank == 1:
         op = _last(op.inputs[0])
     return op.type == "MatMul"
