@@ -70,6 +70,18 @@ def test_a_manifest_that_was_changed_and_hashed_again_is_refused_by_the_name_of_
     assert len(str(refused.value)) < 600 and "\n" not in str(refused.value)
 
 
+@pytest.fixture
+def several(tmp_path):
+    """The folder of a federation whose examples are two arrays, of which the first has tokens."""
+    x = {"mask": np.ones((8, 2), np.float32), "a": np.arange(16).reshape(8, 2)}
+    return Federation.from_clients([(x, np.arange(8) % 2)] * 2, out=tmp_path / "f").path
+
+
+def test_columns_of_examples_that_are_no_table_are_not_described(several):
+    hashed_again(several, "source", "options", to={"features": ["a", "b", "c", "d"]})
+    assert "features" not in Federation.load(several).describe()
+
+
 @pytest.mark.parametrize(
     "name, said",
     [

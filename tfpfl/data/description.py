@@ -7,6 +7,7 @@ import numpy as np
 from tfpfl.checks import one_line
 from tfpfl.data import targets
 from tfpfl.data.arrays import first_of
+from tfpfl.data.layout import is_several
 from tfpfl.data.manifest import SPLITS
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def describe(federation: "Federation") -> dict[str, Any]:
 def feature_columns(federation: "Federation") -> list[str] | None:
     """The columns of the table of which an example's numbers are, in their order; None: it was not made of a table."""
     named = federation.manifest["source"]["options"].get("features")
-    size = int(np.prod(federation.example_shape)) if isinstance(named, list) else 0
+    shape = federation.example_shape
+    size = int(np.prod(shape)) if isinstance(named, list) and not is_several(shape) else 0
     return list(named) if size and len(named) == size and all(isinstance(name, str) for name in named) else None
 
 
