@@ -77,6 +77,14 @@ def several(tmp_path):
     return Federation.from_clients([(x, np.arange(8) % 2)] * 2, out=tmp_path / "f").path
 
 
+@pytest.mark.parametrize("entry, value", [("scale", 0.5), ("shift", 1.0)])
+def test_tokens_that_a_manifest_scales_are_refused(several, entry, value):
+    """They are whole numbers for a model: TensorFlow had failed when it read them."""
+    hashed_again(several, "inputs", "arrays", 0, entry, to=value)
+    with pytest.raises(FederationError, match=r"inputs.arrays\[0\] is int32, .*: scale must be 1 and shift 0, found"):
+        Federation.load(several)
+
+
 def test_columns_of_examples_that_are_no_table_are_not_described(several):
     hashed_again(several, "source", "options", to={"features": ["a", "b", "c", "d"]})
     assert "features" not in Federation.load(several).describe()

@@ -182,6 +182,12 @@ def check_manifest(manifest: dict) -> None:
     names = [entry["name"] for entry in manifest.get("inputs", {}).get("arrays", [])]
     if names and manifest["inputs"]["kind"] == "dict" and names != sorted(set(names)):
         raise FederationError(f"inputs.arrays must be in the order of their names, found {_cut(repr(names))}")
+    for i, array in enumerate(layout.arrays):
+        if layout.whole(array) and (array.scale, array.shift) != (1, 0):
+            raise FederationError(
+                f"inputs.arrays[{i}] is int32, which is read as it is: scale must be 1 and shift 0, found "
+                f"{array.scale} and {array.shift}"
+            )
     sizes = {a.file: total * math.prod(a.shape) * np.dtype(a.dtype).itemsize for a in layout.arrays} | {
         "labels.raw": 4 * total,
         "labels_local.raw": 4 * total,
