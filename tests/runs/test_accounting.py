@@ -10,9 +10,12 @@ import tensorflow as tf
 from scipy import special, stats
 
 from helpers import small_runs
+from helpers.toys import backbone
+from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
 from tfpfl.algorithms.transforms.secure import codec_of, quorum
 from tfpfl.data.population import Population, Sampling
+from tfpfl.models import SplitModel
 from tfpfl.runs.accounting import (
     ORDERS,
     Noise,
@@ -22,6 +25,7 @@ from tfpfl.runs.accounting import (
     of_rounds,
     privacy_of,
     released,
+    tells_who_came,
 )
 from tfpfl.runs.privacy import privacy
 from tfpfl.runs.run import Run
@@ -171,6 +175,43 @@ def test_few_clients_a_round_have_no_epsilon_against_those_who_do_not_know_who_c
     assert 0 < deciding < 1e-6 * delta
     found = of_rounds(noise, [30] * 30, None, many.sampling, delta, 0.5 * delta)
     assert found.released == released(noise, 0.1, [30] * 30, 0.5 * delta) > released(noise, 0.1, [30] * 30, delta)
+
+
+def test_weights_that_tell_who_came_leave_no_epsilon_against_those_who_do_not_know_it():
+    """Who sees k of T visits at random, and the sums, has Gaussian noise of the multiplier z / sqrt(k): exactly."""
+    z, rate, rounds, delta = 1.0, 0.1, 30, 300**-1.1
+    noise, shares, sampling = Noise(z / math.sqrt(30) * 1e4, 1e4, 1), [30] * rounds, Sampling("binomial", rate)
+
+    def delta_of(epsilon, mu):
+        return stats.norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+
+    claimed = of_rounds(noise, shares, None, sampling, delta)
+    chances = stats.binom.pmf(range(1, rounds + 1), rounds, rate)
+    seen = sum(p * delta_of(claimed.released, math.sqrt(k) / z) for k, p in enumerate(chances, 1))
+    assert seen > 10 * delta
+    told = of_rounds(noise, shares, None, sampling, delta, tells=True)
+    assert told.released is None and told.epsilon == claimed.epsilon and "--weighting uniform" in told.text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "given", "tells"),
+    [
+        ([9, 9, 30], "fedavg", {}, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ([9, 9, 30], "fedavg", {"weighting": "uniform"}, False),
+                ([9, 9, 9], "fedavg", {}, False),
+                ([9, 9, 30], "pflego", {}, False),  # a sum
+                ([9, 9, 30], "pflego", {"weighting": "sampled"}, True),
+            )
+        ),
+    ],
+)
+def test_a_mean_with_weights_that_differ_tells_who_came(sizes, name, given, tells):
+    """The noise of a mean has the size of the noise on the sum, divided by the weights of those who came."""
+    population = Population(sizes, [3, 3, 3], sampling=Sampling("binomial", 0.5))
+    assert tells_who_came(build_algorithm(name, SplitModel(backbone("float32")), population, **given)) == tells
 
 
 def test_a_game_on_noisy_sums_is_won_as_often_as_the_noise_says():

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy import stats
 
-from tfpfl.algorithms.transforms.secure import CLIP, codec_of, quorum
+from tfpfl.algorithms.contract import Algorithm, kinds
+from tfpfl.algorithms.transforms.secure import CLIP, codec_of, quorum, weights_of
 from tfpfl.data.population import Population, Sampling
 from tfpfl.runs import participation
 from tfpfl.runs.aggregators import PRIVATE
@@ -69,7 +70,8 @@ def released(noise: Noise, rate: float, shares: Sequence[int], delta: float) -> 
     Talwar, Zhang 2019): the moments E_Q[(P / Q)^k] of integer orders k are equal, exp(k (k - 1) |d|^2 / (2 sigma^2)),
     because the shift k d is an integer. So only integer orders are used. The distance tau of P and Q from a discrete
     Gaussian adds at most 3 P tau in a round. The number of shares is taken as if it did not depend on the client. That
-    a sum was opened is taken so, too: `chance_of_deciding` is what has to be taken from delta for it.
+    a sum was opened is taken so, too: `chance_of_deciding` is what has to be taken from delta for it. And theta must
+    not tell who took part, see `tells_who_came`.
 
     Args:
         noise: the noise.
@@ -111,6 +113,18 @@ def chance_of_deciding(population: Population, present: Sequence[int], threshold
     return min(1.0, math.fsum(times * of_round(n) for n, times in Counter(present).items() if n))
 
 
+def tells_who_came(method: Algorithm) -> bool:
+    """Whether theta tells who took part in a round, with the weights of an algorithm, before `secured`.
+
+    A mean is the noisy sum, divided by the sum of the weights. All know the noise's size and, as N_i is no secret, the
+    weights. So the size of the noise in a step tells this divisor, and if weights differ, it tells whose they are.
+    """
+    if "mean" not in kinds(method):
+        return False
+    weights = weights_of(method)
+    return bool(np.ptp(weights) > 1e-6 * np.max(weights))
+
+
 def of_rounds(
     noise: Noise,
     shares: Sequence[int],
@@ -118,6 +132,7 @@ def of_rounds(
     sampling: Sampling,
     delta: float,
     deciding: float = 0.0,
+    tells: bool = False,
 ) -> Privacy:
     """The privacy of rounds with these shares of noise.
 
@@ -130,6 +145,7 @@ def of_rounds(
         delta: the delta.
         deciding: `chance_of_deciding`, a part of delta. If it is all of it, nothing is said of those who do not know
             who took part.
+        tells: `tells_who_came`. If it does, all know who took part.
     """
     spent = {i: math.fsum(noise.multiplier(shares[t]) ** -2 for t in some) for i, some in (visits or {}).items()}
     if visits is None:
@@ -138,7 +154,13 @@ def of_rounds(
         own = [shares[t] for t in visits[max(spent, key=lambda i: (spent[i], -i))]] if spent else []
     text = f"against the server and all others, for the client that took part most often, in {len(own)} rounds"
     more = None
-    if sampling.kind == "binomial" and deciding < delta:
+    if sampling.kind == "binomial" and tells:
+        text += (
+            "; nothing smaller is promised against those who do not know who took part, because they see it: the "
+            "server divides by the sum of the clients' weights, which differ. Give --weighting uniform, if the method "
+            "has it"
+        )
+    elif sampling.kind == "binomial" and deciding < delta:
         more = released(noise, sampling.rate, shares, delta - deciding)
         text += f"; epsilon = {more:.3g} against those who know neither who took part in which round nor how many did"
     elif sampling.kind == "binomial":
@@ -171,7 +193,8 @@ def privacy_of(run: "Run") -> Privacy | None:
         noise, delta = Noise(drawn.sigma, codec.sensitivity, codec.size), default_delta(population.num_clients)
         drawn_alone = population.sampling.kind == "binomial"
         deciding = chance_of_deciding(population, present(), config.secure_threshold) if drawn_alone else 0.0
-        return of_rounds(noise, shares, visits, population.sampling, delta, deciding)
+        tells = drawn_alone and tells_who_came(method)
+        return of_rounds(noise, shares, visits, population.sampling, delta, deciding, tells)
     if config.aggregator not in PRIVATE:
         return None
     multiplier, adaptive = config.aggregator_arguments()["noise"], config.aggregator == "dp_adaptive"
