@@ -187,7 +187,9 @@ def visit_flops(work: Work, model, num_examples: float, num_classes: float) -> f
     the head; an exact solution counts its products and its factorization, too. What is computed only for a log or a
     comparison, such as the loss before PFLEGO's steps, is not counted. Nor is what a method computes beside its passes:
     Fed3R's products of features (on `mlp200` several times its pass), FedCP's policy and kernels, GPFL's embeddings;
-    and what it does in later visits only, as FedALA with p > 1.
+    and what it does in later visits only, as FedALA with p > 1. Where a head stays as it is in a pass, as in FedBABU
+    and in the second phase of FedRep and FedPAC, its gradient counts all the same: on `mlp200` for digits 7 % of
+    FedBABU's visit with 10 classes.
 
     Args:
         work: counted by `count_work`.
