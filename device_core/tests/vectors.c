@@ -37,6 +37,15 @@ static void write_file(const char *name, const void *content, size_t bytes) {
     if (file == NULL || fwrite(content, 1, bytes, file) != bytes || fclose(file) != 0) exit(2);
 }
 
+/* Keeps what the client has saved of its head, with the names of the classes; nothing if it has not yet. */
+static void keep(const char *name) {
+    size_t bytes = 0;
+    FILE *file = fopen(in_folder("head.bin"), "rb");
+    void *content = file == NULL ? NULL : (fclose(file), read_file("head.bin", &bytes));
+    write_file(name, content, bytes);
+    free(content);
+}
+
 static tfpfl_client *client;
 
 static void must(int status) {
@@ -55,13 +64,14 @@ static void send(const float *theta, size_t theta_bytes, const tfpfl_examples *e
 }
 
 int main(int count, char **arguments) {
-    char error[TFPFL_ERROR_ROOM], text[200];
+    char text[200], state[sizeof path];
     size_t x_bytes, y_bytes, theta_bytes;
     if (count != 4 && count != 5) return fprintf(stderr, "vectors BUNDLE LIBLITERT FOLDER [TRUNK]\n"), 2;
     folder = arguments[3];
     float *theta = read_file("theta.bin", &theta_bytes);
     void *raw = read_file("x.bin", &x_bytes), *y = read_file("y.bin", &y_bytes);
-    tfpfl_options options = {.litert = arguments[2], .trunk = arguments[4]};  /* NULL if it is not given */
+    strcpy(state, in_folder("head.bin"));
+    tfpfl_options options = {.state = state, .litert = arguments[2], .trunk = arguments[4]};  /* NULL: not given */
     must(tfpfl_open(arguments[1], &options, &client));
     const tfpfl_model *model = tfpfl_describe(client);
     int classes = strcmp(model->kind, "classification") == 0;
@@ -87,10 +97,10 @@ int main(int count, char **arguments) {
     snprintf(text, sizeof text, "%d %.9g %.9g %.9g %.9g\n", result.kept, result.before.loss, result.after.loss,
              result.loss_before, result.loss);
     write_file("scores.txt", text, strlen(text));
-    if (tfpfl_head_save(in_folder("personalized.bin"), tfpfl_current_head(client), error)) return puts(error), 1;
+    keep("personalized.bin");
     send(theta, theta_bytes, &examples, "float32", "float32.payload", 0);
     send(theta, theta_bytes, &examples, "int8", "int8.payload", 1);
-    if (tfpfl_head_save(in_folder("committed.bin"), tfpfl_current_head(client), error)) return puts(error), 1;
+    keep("committed.bin");
     tfpfl_close(client);
     free(found);
     free(raw);

@@ -14,12 +14,14 @@ from tflite_export.device.payload import decode
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = ("examples", "features", "personalized", "committed", "float32", "int8")
 PYTHON = """
-import sys
+import pathlib, sys
 import numpy as np
 from tflite_export.device.client import DeviceClient
-from tflite_export.device.head_file import save_head
 bundle, folder, *trunk = sys.argv[1:]
-client = DeviceClient(bundle, static=True, trunk=trunk[0] if trunk else None)
+state = pathlib.Path(folder, "head.python")
+def keep(name):
+    pathlib.Path(folder, name).write_bytes(state.read_bytes() if state.exists() else b"")
+client = DeviceClient(bundle, state, static=True, trunk=trunk[0] if trunk else None)
 raw, theta = np.fromfile(folder + "/x.bin", client.bundle.example_dtype), np.fromfile(folder + "/theta.bin", "<f4")
 classes = client.kind.is_classes
 y = np.fromfile(folder + "/y.bin", "<i4" if classes else "<f4")
@@ -30,12 +32,12 @@ x.tofile(folder + "/examples.python")
 client.features(x).tofile(folder + "/features.python")
 client.predict(x).tofile(folder + "/probabilities.python")
 client.personalize(x, y, held_out=None)
-save_head(folder + "/personalized.python", client._head)
+keep("personalized.python")
 open(folder + "/float32.python", "wb").write(client.round(theta, x, y).payload)
 update = client.round(theta, x, y, payload="int8")
 open(folder + "/int8.python", "wb").write(update.payload)
 client.commit(update)
-save_head(folder + "/committed.python", client._head)
+keep("committed.python")
 """
 
 
