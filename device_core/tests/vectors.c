@@ -37,21 +37,27 @@ static void write_file(const char *name, const void *content, size_t bytes) {
     if (file == NULL || fwrite(content, 1, bytes, file) != bytes || fclose(file) != 0) exit(2);
 }
 
-/* Keeps what the client has saved of its head, with the names of the classes; nothing if it has not yet. */
-static void keep(const char *name) {
-    size_t bytes = 0;
-    FILE *file = fopen(in_folder("head.bin"), "rb");
-    void *content = file == NULL ? NULL : (fclose(file), read_file("head.bin", &bytes));
-    write_file(name, content, bytes);
-    free(content);
-}
-
 static tfpfl_client *client;
 
 static void must(int status) {
     if (status == 0) return;
     fprintf(stderr, "%s\n", tfpfl_error(client));
     exit(1);
+}
+
+/* Keeps the head as the client has saved it, with the names of the classes; or as it is, if it has not saved it yet. */
+static void keep(const char *name) {
+    char error[TFPFL_ERROR_ROOM];
+    size_t bytes;
+    FILE *saved = fopen(in_folder("head.bin"), "rb");
+    if (saved == NULL) {
+        if (tfpfl_head_save(in_folder(name), tfpfl_current_head(client), error)) puts(error), exit(1);
+        return;
+    }
+    fclose(saved);
+    void *content = read_file("head.bin", &bytes);
+    write_file(name, content, bytes);
+    free(content);
 }
 
 static void send(const float *theta, size_t theta_bytes, const tfpfl_examples *examples, const char *kind,

@@ -14,13 +14,15 @@ from tflite_export.device.payload import decode
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = ("examples", "features", "personalized", "committed", "float32", "int8")
 PYTHON = """
-import pathlib, sys
+import pathlib, shutil, sys
 import numpy as np
 from tflite_export.device.client import DeviceClient
+from tflite_export.device.head_file import save_head
 bundle, folder, *trunk = sys.argv[1:]
 state = pathlib.Path(folder, "head.python")
 def keep(name):
-    pathlib.Path(folder, name).write_bytes(state.read_bytes() if state.exists() else b"")
+    to = pathlib.Path(folder, name)
+    shutil.copy(state, to) if state.exists() else save_head(to, client._head)
 client = DeviceClient(bundle, state, static=True, trunk=trunk[0] if trunk else None)
 raw, theta = np.fromfile(folder + "/x.bin", client.bundle.example_dtype), np.fromfile(folder + "/theta.bin", "<f4")
 classes = client.kind.is_classes
