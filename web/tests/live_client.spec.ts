@@ -345,6 +345,19 @@ async function untilDone(server: OneClient, dies: () => boolean, faults: () => b
 }
 
 /** The head that has seen the rounds that the server has counted, each once and in order. */
+/** How a client's run ends, with the fake timers of a test, which it ends. */
+async function endOf(client: LiveClient): Promise<string> {
+  let end = ''
+  void client.run().then((found) => (end = found))
+  for (let second = 0; second < 20_000 && !end; second++) {
+    await vi.advanceTimersByTimeAsync(1000)
+    await new Promise(setImmediate) // keys and signatures take real time
+  }
+  client.stop()
+  vi.useRealTimers()
+  return end
+}
+
 const exact = (server: OneClient) => [...server.counted.keys()].reduce(after, 0)
 
 describe('a client', () => {
@@ -644,15 +657,7 @@ describe('a client', () => {
     }
     const events: LiveEvent[] = []
     const options = { store, open: async () => computing(), tell: (event: LiveEvent) => void events.push(event), server: 'http://host/', sleep: async () => {}, clock: () => 1790000000 }
-    const client = new LiveClient({ ...options, fetch })
-    let end = ''
-    void client.run().then((found) => (end = found))
-    for (let second = 0; second < 20_000 && !end; second++) {
-      await vi.advanceTimersByTimeAsync(1000)
-      await new Promise(setImmediate) // keys and signatures take real time
-    }
-    client.stop()
-    vi.useRealTimers()
+    const end = await endOf(new LiveClient({ ...options, fetch }))
     expect([end, asked, server.counted.size]).toEqual(['done', ROUNDS + 1, ROUNDS])
     expect(events.flatMap((event) => (event.kind === 'away' ? [event.why] : []))).toEqual(['given up'])
   })
@@ -679,15 +684,7 @@ describe('a client', () => {
     const round: typeof device.round = async (...given) => ({ ...(await device.round(...given)), dtheta: new Float32Array(250_000) })
     const events: LiveEvent[] = []
     const options = { store, open: async () => ({ ...device, round }), tell: (event: LiveEvent) => void events.push(event), server: 'http://host/', sleep: async () => {}, clock: () => 1790000000 }
-    const client = new LiveClient({ ...options, fetch })
-    let end = ''
-    void client.run().then((found) => (end = found))
-    for (let second = 0; second < 20_000 && !end; second++) {
-      await vi.advanceTimersByTimeAsync(1000)
-      await new Promise(setImmediate) // keys and signatures take real time
-    }
-    client.stop()
-    vi.useRealTimers()
+    const end = await endOf(new LiveClient({ ...options, fetch }))
     expect([end, sent, server.counted.size]).toEqual(['done', ROUNDS + 1, ROUNDS])
     expect(events.flatMap((event) => (event.kind === 'away' ? [event.why] : []))).toEqual(['given up'])
   })
