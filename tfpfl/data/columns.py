@@ -31,9 +31,8 @@ def table_columns(table: Any, as_text: Sequence[str]) -> dict[str, np.ndarray]:
         raise InvalidArgument(
             f"a table is read whole, and a {type(table).__name__} has no rows yet: give table.collect()"
         )
-    names = list(table) if isinstance(table, Mapping) else list(getattr(table, "columns", []))
-    if _is_arrow(table):  # its `columns` are the columns themselves
-        names = list(getattr(table, "column_names", []))
+    listed = "column_names" if _is_arrow(table) else "columns"  # `columns` of pyarrow are the columns themselves
+    names = list(table) if isinstance(table, Mapping) else list(getattr(table, listed, []))
     if not names:
         raise InvalidArgument(
             f"a table is a DataFrame, a dict of columns, or the path of a file, found {type(table).__name__}"

@@ -71,18 +71,19 @@ def told_ends(records: Sequence[Record]) -> list[str]:
     """
     told = []
     for r in records:
+        scored = sorted(protocols.rows_of(r.evaluations, EV_ALL, named=r.score))[-protocols.LAST_ROUNDS :]
+        sparse = bool(scored) and scored[-1] - scored[0] >= protocols.LAST_ROUNDS
         if stopped := r.summary.get("stopped"):
             ended = f"stopped after round {r.rounds}: {stopped}."
         elif r.rounds < r.config.rounds:
             ended = f"has {r.rounds} of its {r.config.rounds} rounds."
-        else:
+        elif sparse:
             ended = f"has {r.rounds} rounds, and not all of the last ones were evaluated."
-        scored = sorted(protocols.rows_of(r.evaluations, EV_ALL, named=r.score))[-protocols.LAST_ROUNDS :]
-        sparse = bool(scored) and scored[-1] - scored[0] >= protocols.LAST_ROUNDS
+        else:
+            continue
         if sparse:
             ended += f" Its mean is of rounds {scored[0]} to {scored[-1]}."
-        if sparse or stopped or r.rounds < r.config.rounds:
-            told.append(f"{r.title}, seed {r.config.seed}, {ended}")
+        told.append(f"{r.title}, seed {r.config.seed}, {ended}")
     return told
 
 
