@@ -3,10 +3,10 @@
 Objective: sum_i alpha_i [l_i(W_i, theta) + lambda R_i(theta)]; R_i is the mean squared distance of client i's features
 from the centroids of their classes over all clients.
 
-Messages: 4 (d + h) bytes down: theta, the client's own head, and the centroids. 4 (d + 2h - K) up: theta's change, the
-head, the centroids, and the statistics from which the server finds how to combine heads. On the device: nothing; the
-server keeps the combined head of every client, O(I h), and the weights of the last combination (`matrices`). A new
-client gets theta and an initial head, and adapts the head. The local model is (theta_i, W_i).
+Messages: 4 (d + h) bytes down: theta, the client's own head, and the centroids. 4 (d + 2h - C) up, with C classes:
+theta's change, the head, the centroids, and the statistics from which the server finds how to combine heads. On the
+device: nothing; the server keeps the combined head of every client, O(I h), and the weights of the last combination
+(`matrices`). A new client gets theta and an initial head, and adapts the head. The local model is (theta_i, W_i).
 
 The method needs one exchange. Its two steps, the head and then the backbone, follow one another on the device; the
 heads are combined after the round, and the client gets its own when it comes back. (The authors' program hands it to
@@ -296,7 +296,7 @@ FEDPAC = Method(
     message="per client",
     state="nothing",
     down="d + h",
-    up="d + 2h - K",
+    up="d + 2h - C",
     reference="Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier Collaboration, "
     "ICLR 2023",
     no_objective="its server keeps the head of every client, and adds up more than one thing. Use fedrep or fedavg",

@@ -6,13 +6,13 @@ replaced by its first-order approximation at j's last model w_j with gradient G_
 l_j(w_j) + G_j . (w - w_j) = (s_j + mu G_j . w) / mu with s_j = mu (l_j(w_j) - G_j . w_j). The coefficients A_ij >= 0,
 the weights of the others' risks, are learned too.
 
-Messages: 3d + 2I numbers down, 2d + I + 1 up: 2.5 times the bytes of FedAvg. On the device: the whole model v_i, and
-for PGFedMo also aux_i, and the momentum with `keep_momentum`. The server keeps d numbers and a row of A for every
-client, O(I d); `matrices` gives A. A client that never took part predicts with w^0, as in the authors' code;
-init='newest' lets it predict with the newest w, which raises the mean over all clients in early rounds, and with it
-"rounds to 70 %". A new client, one outside the population, gets w and adapts it by SGD on l_i (the paper's
-fine-tuning). In round 1 there is no last cohort S, and the round is one of FedAvg; with mu = 0 every round is. Its
-bytes are counted as those of the other rounds.
+Messages: 3d + 2I numbers down, 2d + I up: 2.5 times the bytes of FedAvg. On the device: the whole model v_i, and for
+PGFedMo also aux_i, and the momentum with `keep_momentum`. The server keeps d numbers and a row of A for every client,
+O(I d); `matrices` gives A. A client that never took part predicts with w^0, as in the authors' code; init='newest' lets
+it predict with the newest w, which raises the mean over all clients in early rounds, and with it "rounds to 70 %". A
+new client, one outside the population, gets w and adapts it by SGD on l_i (the paper's fine-tuning). In round 1 there
+is no last cohort S, and the round is one of FedAvg; with mu = 0 every round is. Its bytes are counted as those of the
+other rounds.
 
 Decisions: A starts at 1 / r, where r is the expected number of clients in a round. The sums over j in S include j = i
 if i was in S. A changes before the model, with the old v (as in the authors' code; in the paper's algorithm after it),
