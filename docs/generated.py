@@ -37,7 +37,12 @@ ROOMS = (  # what the API reference describes, in this order
     "tfpfl.studies.plots",
     "tflite_export",
 )
-SHARED_TOO = {"fedas": "backbone", "gpfl": "backbone, and a vector for each class"}  # changed by the client before use
+SHARED_TOO = {  # changed by the client before use, or more than its personal models show
+    "fedas": "backbone",
+    "fedcp": "whole model, and its policy network",
+    "fedpac": "backbone; heads, client to client",
+    "gpfl": "backbone, and a vector for each class",
+}
 SHARED = {"model": "whole model", "backbone": "backbone", "head": "head", None: "nothing"}
 PREDICTS = {
     "personal": "with its personal model; *EV-all* scores this model",
@@ -229,6 +234,8 @@ def choosing_table() -> str:
 
 def shared(name: str) -> str:
     """What all clients have in common: a global model, or else the part that all personal models share."""
+    if name in SHARED_TOO:
+        return SHARED_TOO[name]
     model, population = small(name)
     algorithm = built(name, population, model)
     if algorithm.message_per_client:
@@ -238,8 +245,6 @@ def shared(name: str) -> str:
         return "all but the normalization"
     if part := ALGORITHMS[name].personal:
         return f"all but {part} of the adapters"
-    if name in SHARED_TOO:
-        return SHARED_TOO[name]
     return SHARED["model" if algorithm.global_model is not None else algorithm.shares]
 
 

@@ -12,11 +12,12 @@ from tfpfl.algorithms import ALGORITHMS
 DOCS = Path(__file__).parent
 README = DOCS.parent / "README.md"
 LEGEND = (
-    "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h, n those weights "
-    "of the backbone that stay with the client, M features, I the clients of the population, C the classes of the "
-    "data set, candidates a hyperparameter. A count or another single number is left out. *head*: personal heads have an output for each class of the client, shared ones for "
-    "each class of the data set, whoever keeps them. Where the message is per client, the server keeps d numbers or "
-    "more for every client; in FedPAC a head, in pFedHN a short vector."
+    "down, up: numbers a client receives and sends in a round; b the backbone, h the head, d = b + h, n those "
+    "weights of the backbone that stay with the client, M features, I the clients of the population, C the classes "
+    "of the data set, candidates a hyperparameter. A count or another single number is left out. *head*: personal "
+    "heads have an output for each class of the client, shared ones for each class of the data set, whoever keeps "
+    "them. Where the message is per client, the server keeps d numbers or more for every client; in FedPAC a head, "
+    "in pFedHN a short vector."
 )
 
 
