@@ -158,6 +158,8 @@ def test_lists_of_methods_are_those_of_the_code():
     ((without, steps),) = re.findall(r"^\* (.*) do not have `--client-opt`.* (\S+) takes no steps", optimizers, re.M)
     missing = {name for name, method in ALGORITHMS.items() if "client_opt" not in method.hyperparameters}
     assert methods_named(without) | methods_named(steps) == missing
+    (classes,) = re.findall(r"^For classes only: (.*?)\. ", (ROOT / "docs" / "choosing.md").read_text("utf-8"), re.M)
+    assert methods_named(classes) == {name for name, method in ALGORITHMS.items() if method.only_classes}
     rows = dict(re.findall(r"^\| (a gradient|the result|refused)\b[^|]*\| (.*) \|$", objectives, re.M))
     kinds = {name: "refused" if m.no_objective else m.sends for name, m in ALGORITHMS.items()}
     for row, kind in {"a gradient": "gradient", "the result": "update", "refused": "refused"}.items():
