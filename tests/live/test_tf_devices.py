@@ -167,6 +167,7 @@ def test_runs_whose_visits_no_device_computes_say_why(three, tmp_path):
         "fedas": ({"hyperparameters": WORK}, "a client's weight in the sum depends on its examples"),
         "local": ({}, "what the server sends is empty"),
         "fedavg": ({"objective": "fair:1"}, "its objective is 'fair:1'"),
+        "fedper": ({"aggregator": "median"}, "its aggregator is 'median'"),  # which sees single updates
         "pflego": ({"schedule": "cosine"}, "its rates follow the schedule"),
     }
     for algorithm, (settings, why) in cases.items():

@@ -213,6 +213,9 @@ def refusal(run) -> str | None:
             f"a round of {config.algorithm} has two exchanges, and a device that polls a server makes one visit in a "
             "round"
         )
+    for name, usual in {"objective": "mean", "on_broken": "stop", "aggregator": None, "secure": False}.items():
+        if (found := getattr(config, name)) != usual:
+            return f"its {name} is {found!r}, which only a simulation has (here it must be {usual!r})"
     if algorithm.message_per_client or "rows" in kinds(algorithm):
         return (
             f"{config.algorithm} sends each client a message of its own, made of what the server keeps of the others: "
@@ -222,9 +225,6 @@ def refusal(run) -> str | None:
         return "it has a frozen trunk (train_from), whose features a device with TensorFlow does not compute yet"
     if is_several(run.federation.example_shape):
         return "its examples are several arrays, and a device with TensorFlow reads one"
-    for name, usual in {"objective": "mean", "on_broken": "stop", "aggregator": None, "secure": False}.items():
-        if (found := getattr(config, name)) != usual:
-            return f"its {name} is {found!r}, which only a simulation has (here it must be {usual!r})"
     try:
         sizes = Vectors(algorithm, config.seed)
         if not (sizes.message_size and sizes.update_size):
