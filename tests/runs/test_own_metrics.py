@@ -57,6 +57,7 @@ def new_process():
     metrics._described.clear()
     for name in set(metrics.METRICS) - set(metrics.NAMES):
         del metrics.METRICS[name]
+    metrics.METRICS.update({metric.name: metric for metric in reversed(metrics._BUILT_IN)})
     for name in [name for name in sys.modules if name.startswith(own.PREFIX)]:
         del sys.modules[name]
 
@@ -224,3 +225,20 @@ def test_a_configuration_keeps_the_unit_of_a_registered_metric(tmp_path):
     assert RunConfig(metrics=["share"]).run_id == config.run_id  # before, nothing was kept
     RunConfig(metrics=["share"], own_metrics=raw)
     assert metrics.shown("share", 0.25) == "25.00" and metrics.known_metrics(["share"])[0].direction == "min"
+
+
+def test_ones_own_metric_may_have_the_name_of_one_for_other_kinds(tmp_path):
+    """A run with it could not be read any more by another process, and tables had tfpfl's unit and direction."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from tfpfl.runs import Metric\n\n\ndef nll(targets, outputs):\n    return 0.5\n\n\n"
+        "f1 = Metric('f1', nll, unit='s', direction='min')\n"
+    )
+    config = RunConfig(kind="regression", metrics=[f"{file}:nll", f"{file}:f1"])
+    new_process()
+    again = RunConfig(kind="regression", metrics=config.metrics, own_metrics=config.own_metrics)
+    assert again.run_id == config.run_id
+    assert metrics.shown("f1", 0.25) == "0.25 s" and metrics.direction_of("f1") == "min"
+    assert metrics.direction_of("nll") == "max"
+    RunConfig(kind="multilabel", metrics=["f1"])
+    assert metrics.shown("f1", 0.25) == "25.00" and metrics.direction_of("f1") == "max"

@@ -162,7 +162,7 @@ class RunConfig:
         if self.kind is not None:
             self.kind = label_kind(self.kind).text
             self.monitor = self.score.name if self.monitor == "accuracy" else self.monitor
-            check_kind(self.metrics, self.kind)
+            check_kind(self.metrics, self.kind, self.own_metrics)
             self.metrics = tuple(name for name in self.metrics if name != self.score.name)
         at_least = {"clients": 0, "rounds": 1, "evaluate_every": 0, "patience": 1, "new_clients": 0}
         at_least |= {"seed": 0, "data_seed": 0}
@@ -230,7 +230,7 @@ class RunConfig:
             "versions": package_versions(),
         }
         if (kind := kind_of(federation, self.kind)).is_classes:
-            check_kind(self.metrics, kind)
+            check_kind(self.metrics, kind, self.own_metrics)
         resolved["kind"] = None if kind.is_classes else kind.text
         init = self.init or row.preset_init.get(self.preset)
         resolved["init"] = None if init == "keras" else init  # as runs have it that are older than this entry

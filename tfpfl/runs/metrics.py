@@ -8,7 +8,7 @@ process, for every engine. Those of tfpfl are in `tfpfl.runs.metric_functions`.
 import math
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,6 +151,7 @@ def register_metric(metric: Metric | Callable[[np.ndarray, np.ndarray], float]) 
     if metric.name in _FOREVER and metric != METRICS[metric.name]:
         raise InvalidArgument(f"{metric.name} is the name of a metric of tfpfl: take another name")
     METRICS[metric.name] = metric
+    forget_description(metric.name)
     return metric
 
 
@@ -172,12 +173,13 @@ def _of_kind(name: str, kind: str | LabelKind | None) -> Metric | None:
     return next((m for m in _BUILT_IN if m.name == name and label_kind(kind).name in m.kinds), None)
 
 
-def check_kind(metrics: Iterable[Any], kind: str | LabelKind) -> None:
+def check_kind(metrics: Iterable[Any], kind: str | LabelKind, own: Container[str] = ()) -> None:
     """Checks that metrics are for a kind of labels.
 
     Args:
         metrics: names, and others, which are not checked.
         kind: the kind, or its text.
+        own: the names of those that are the user's own, also if this process does not know them.
 
     Raises:
         InvalidArgument: one of tfpfl's is for other kinds, or one of the user's own has the name of one for this kind.
@@ -188,7 +190,7 @@ def check_kind(metrics: Iterable[Any], kind: str | LabelKind) -> None:
             continue
         if is_own(name) and not kind.is_classes and name in (kind.score.name, *names_for(kind)):
             raise InvalidArgument(f"{name} is the name of a metric of tfpfl for {kind.text}: take another name")
-        if _of_kind(name, kind) is None:
+        if name not in own and _of_kind(name, kind) is None:
             kinds = dict.fromkeys(k for m in _BUILT_IN if m.name == name for k in m.kinds)
             raise InvalidArgument(
                 f"unknown metric {name!r}; there are {kind.score.name}, loss, {', '.join(names_for(kind))} for "
@@ -272,7 +274,12 @@ def describe_metric(name: str, unit: str, direction: str) -> None:
     _described[name] = (unit, direction)
 
 
-_described: dict[str, tuple[str, str]] = {}  # name -> unit and direction
+def forget_description(name: str) -> None:
+    """Lets tables of this process show the metric that it knows by this name, after a run with another one."""
+    _described.pop(name, None)
+
+
+_described: dict[str, tuple[str, str]] = {}  # name -> unit and direction, which count more than those of `METRICS`
 
 
 def is_fraction(name: str) -> bool:
@@ -282,12 +289,12 @@ def is_fraction(name: str) -> bool:
 
 def unit_of(name: str) -> str:
     """The unit of a metric: 'fraction', or what tables write behind a number; '' if this process does not know it."""
-    return METRICS[name].unit if name in METRICS else _described.get(name, ("",))[0]
+    return _described[name][0] if name in _described else METRICS[name].unit if name in METRICS else ""
 
 
 def direction_of(name: str) -> str:
     """'max' if a larger number of this metric is better, 'min' if a smaller one is, or 'neither'; '' if not known."""
-    return METRICS[name].direction if name in METRICS else _described.get(name, ("", ""))[1]
+    return _described[name][1] if name in _described else METRICS[name].direction if name in METRICS else ""
 
 
 def shown_score(named: ScoreName, value: float, half: float | None = None) -> str:

@@ -19,6 +19,7 @@ from tfpfl.runs.metrics import (
     NEITHER,
     Metric,
     describe_metric,
+    forget_description,
     is_own,
     metric_names,
     register_metric,
@@ -104,6 +105,8 @@ def resolved(metrics: Iterable[Any], monitor: str, own: dict) -> tuple[tuple[str
             metric = METRICS[name]
             given = {"kind": REGISTERED, "name": name, "unit": metric.unit, "direction": metric.direction}
             entries[name] = {key: given.get(key, "") for key in ENTRY}
+        elif name in METRICS:
+            forget_description(name)
     for name, entry in entries.items():
         check_entry(name, entry)
         describe_metric(name, entry["unit"], entry["direction"])
