@@ -46,7 +46,8 @@ def of_this_test(monkeypatch, tmp_path):
     monkeypatch.setenv("TFPFL_CACHE", str(tmp_path / "cache"))
     for name, there in (("METRICS", metrics.METRICS), ("_described", metrics._described)):
         monkeypatch.setattr(metrics, name, dict(there))
-    monkeypatch.setattr(own_metrics, "METRICS", metrics.METRICS)
+    for module in (own_metrics, own_methods):
+        monkeypatch.setattr(module, "METRICS", metrics.METRICS)
     yield
     new_process()
 
@@ -242,3 +243,14 @@ def test_ones_own_metric_may_have_the_name_of_one_for_other_kinds(tmp_path):
     assert metrics.direction_of("nll") == "max"
     RunConfig(kind="multilabel", metrics=["f1"])
     assert metrics.shown("f1", 0.25) == "25.00" and metrics.direction_of("f1") == "max"
+
+
+def test_a_registered_metric_is_not_replaced_by_one_of_tfpfl_with_its_name(tmp_path):
+    """A run that was resumed by another process went on with another function."""
+    register_metric(Metric("nll", lambda labels, logits: 0.25))
+    config = RunConfig(metrics=["nll", "ece"])
+    own_methods.load_metrics(config, tmp_path)
+    new_process()
+    with pytest.raises(InvalidArgument, match="nll of the run .* is not tfpfl's metric of this name.*register_metric"):
+        own_methods.load_metrics(config, tmp_path)
+    own_methods.load_metrics(RunConfig(metrics=["nll", "ece"]), tmp_path)

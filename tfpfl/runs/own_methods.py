@@ -15,7 +15,7 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.runs.config import METHOD, METRIC, RunConfig, RunError
 from tfpfl.runs.consent import is_allowed, place_of, remember
 from tfpfl.runs.folders import read_kept
-from tfpfl.runs.metrics import as_metric, register_metric
+from tfpfl.runs.metrics import METRICS, as_metric, is_own, register_metric
 from tfpfl.runs.own_metrics import REGISTERED, OwnMetric, loaded_metric, metric_of
 
 
@@ -135,8 +135,13 @@ def load_metrics(config: RunConfig, folder: Path) -> None:
             metric_again(code)
         except InvalidArgument as error:
             raise RunError(f"{what} cannot be used: {error}") from error
-    for name in config.metrics:
-        as_metric(name, config.kind)  # known only where it was registered, which a resumed run may have forgotten
+    for name in config.metrics:  # known only where it was registered, which a resumed run may have forgotten
+        if name in config.own_metrics and name in METRICS and not is_own(name):
+            raise InvalidArgument(
+                f"the metric {name} of the run {folder} is not tfpfl's metric of this name, but one that a program had "
+                "registered. Make it known in this process before: tfpfl.runs.register_metric(function)"
+            )
+        as_metric(name, config.kind)
 
 
 def metric_again(code: Code) -> OwnMetric:
