@@ -198,6 +198,17 @@ def test_distribution_as_shares(records):
         assert share[x == value].max() == pytest.approx((values <= value).mean())
 
 
+def test_the_indices_of_a_diverged_seed_are_not_drawn_as_those_of_the_others():
+    """The table beside the picture has none."""
+    both = [made("fedper", seed) for seed in (0, 1)]
+    scores = [e._replace(score=np.inf) if e.client_id == 2 else e for e in both[1].evaluations]
+    both[1] = replace(both[1], evaluations=scores)
+    both[1].__dict__["took_part"] = both[0].took_part
+    axes = {each.get_xlabel(): each for each in plots.fairness(both).axes}
+    drawn = [float(axes[name].lines[0].get_xdata()[0]) for name in ("Jain's index", "Gini coefficient")]
+    assert np.isnan(drawn).all()
+
+
 def test_fairness(records):
     figure = plots.fairness(records, [records[-1]])
     axes = {each.get_label(): each for each in figure.axes}

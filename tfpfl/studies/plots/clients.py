@@ -32,7 +32,7 @@ from tfpfl.studies.plots.style import (
     words,
 )
 from tfpfl.studies.records import Record
-from tfpfl.studies.run_groups import Side, check_records, clients, group_runs, paired, sides
+from tfpfl.studies.run_groups import Side, check_records, clients, group_runs, measured, paired, sides
 from tfpfl.studies.told import told_seen
 
 
@@ -158,7 +158,7 @@ def fairness(
                 elinewidth=0.8,
             )
         for of in (statistics.jain, statistics.gini):
-            value, half = statistics.over_seeds(list(map(of, by_seed)))
+            value, half = measured(s.records, of, own)
             axes[of.__name__].errorbar(value, i, xerr=bar(value, half, 1), fmt="o", color=color, elinewidth=0.8)
         for marker, other in zip(MARKERS, against, strict=False):
             if not s.shares(other):
