@@ -169,7 +169,9 @@ class Poisson(HeadKind):
 
     def score(self, z: Tensor, y: Tensor) -> Tensor:
         y = tf.cast(y, z.dtype)
-        return 2 * tf.reduce_mean(tf.math.xlogy(y, y) - y * z - y + tf.exp(z))
+        away = z - tf.math.log(tf.where(y > 0, y, tf.ones_like(y)))
+        # In y log(y) - y z - y + exp(z), large counts would cancel each other up to float32's rounding.
+        return 2 * tf.reduce_mean(tf.where(y > 0, y * (tf.math.expm1(away) - away), tf.exp(z)))
 
 
 class Quantile(HeadKind):
