@@ -1,6 +1,7 @@
 """The advice whether clients need heads of their own: on planted populations, whose truth is known, and on runs."""
 
 import json
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -331,6 +332,20 @@ def test_methods_with_a_global_backbone_and_those_that_cannot(tmp_path, six_clie
                 found = advise(run, "test")
                 last = Record.read(tmp_path / algorithm).per_client("test", when="last")
                 assert {c.client: c.own_score for c in found.clients} == pytest.approx(last, abs=1e-6)
+
+
+def test_without_test_examples_it_does_not_ask_for_validation_examples():
+    recipe = SimpleNamespace(row=SimpleNamespace(evaluated=lambda hyperparameters: "personal"))
+    run = SimpleNamespace(
+        algorithm=SimpleNamespace(shares_backbone=True),
+        federation=SimpleNamespace(num_examples=lambda split: np.zeros(3, int)),
+        model=SimpleNamespace(kind=None),
+        config=SimpleNamespace(algorithm="pflego", hyperparameters={}),
+        recipe=recipe,
+    )
+    for split, other in (("test", "validation"), ("validation", "test")):
+        with pytest.raises(InvalidArgument, match=f"no client has {split} examples: take --split {other}, or"):
+            advise(run, split)
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,8 @@ def held_out_of(run: Any, split: str) -> tuple[list[HeldOut], int]:
             f"shared backbone on the same data, such as pflego, fedper or fedavg_ft{without}, and ask for advice on it"
         )
     if not federation.num_examples(split).any():
-        raise InvalidArgument(f"no client has {split} examples: partition the data with --validation above 0")
+        other = "test" if split == "validation" else "validation"
+        raise InvalidArgument(f"no client has {split} examples: take --split {other}, or train on data that have some")
     models, local = ClientModels(run), run.population.labels == "local"
     everyone = [int(i) for i in run.population.client_ids]
     first = run.took_part
