@@ -77,6 +77,15 @@ def test_a_gain_is_that_of_the_same_client_and_seed_with_both_as_samples():
     assert gain(mine, theirs) == pytest.approx(statistics.crossed(differences[:, 1:7]))
 
 
+def test_who_diverged_with_both_has_gained_nothing_and_is_not_left_out():
+    mine, theirs = ([made(name, seed, kind="regression") for seed in SEEDS] for name in ("pflego", "fedavg"))
+    expected = matrix(mine) - matrix(theirs)
+    expected[0, 3] = 0
+    for record in (mine[0], theirs[0]):
+        record.evaluations[:] = [e._replace(score=math.inf) if e.client_id == 3 else e for e in record.evaluations]
+    assert gain(mine, theirs) == pytest.approx(statistics.crossed(expected))
+
+
 def test_planted_gains_get_the_right_verdict_and_no_gain_is_seldom_called_one():
     """Clients differ by 10 points, seeds by 1: a gain of 8 points helps; none is called 'helps' or 'hurts' in 5 %."""
     rng, wrong, right = np.random.default_rng(0), 0, 0

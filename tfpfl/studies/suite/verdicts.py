@@ -60,7 +60,8 @@ def matrix(records: list[Record], ids: list[int] | None = None) -> np.ndarray:
 def gain(records: list[Record], baseline: list[Record]) -> Gain:
     """The gain of a method over a baseline; both with the same seeds, in the same order, on the same split."""
     ids = sorted(set().union(*(record.per_client() for record in [*records, *baseline])))
-    return Gain(*statistics.crossed(matrix(records, ids) - matrix(baseline, ids)))
+    pairs = zip(matrix(records, ids), matrix(baseline, ids), strict=True)
+    return Gain(*statistics.crossed([statistics.gains(mine, theirs) for mine, theirs in pairs]))
 
 
 def chosen(validated: dict[str, float], larger_is_better: bool = True) -> str:
