@@ -356,6 +356,14 @@ def test_values_of_every_client():
     assert per_client([]) == {}
 
 
+@pytest.mark.parametrize("wanted", [("predicts", "sampled"), ("personal", "new"), ("local copy", "all")])
+def test_clients_that_no_run_scores_have_no_numbers(wanted):
+    """They had those of all clients, or of the round's, under a caption that named others."""
+    wanted = Protocol(*wanted)
+    assert per_client(toy(), wanted) == curve(toy(), wanted) == rows_of(toy(), wanted) == {}
+    assert result(toy(), wanted) is None and find(results(toy()), wanted) is None
+
+
 def test_curves_and_rounds_to_a_target():
     assert curve(toy()) == pytest.approx({1: 0.4, 2: 0.7, 3: 0.7})
     assert curve(toy(), EV_LOCAL) == pytest.approx({1: 1.0, 2: 0.55, 3: 0.2})

@@ -55,7 +55,8 @@ class Protocol(NamedTuple):
         model: 'local copy', 'personal', 'fine-tuned', 'global', or 'predicts': that of the last three with which the
             algorithm's clients predict.
         clients: 'all', 'seen' (those whose work the server had used in this round or an earlier one), 'unseen' (the
-            others of all clients), 'sampled' (the clients of the round) or 'new' (clients that never trained).
+            others of all clients), 'sampled' (the clients of the round, whose local copies are scored) or 'new'
+            (clients that never trained, whom `tfpfl.studies.new_clients` scores, and no run).
         mean: 'clients' (every client has the same weight) or 'examples' (every example has the same weight).
         when: 'last', 'last10', 'best_validation' or 'best_test', of the evaluated rounds. 'best_test' selects the round
             on test data, as several papers do; it does not estimate the score on new data. For 'seen' and 'unseen'
@@ -370,6 +371,9 @@ def _table(evaluations: Iterable[Score]) -> dict:
 
 
 def _by_round(table: dict, wanted: Protocol) -> dict:
+    """{round: rows}; {} of clients that are not scored: the local copy is of the round's, other models are of all."""
+    if wanted.clients == "new" or (wanted.clients == "sampled") != (wanted.model == LOCAL_COPY):
+        return {}
     model = _predicts({model for model, _ in table}) if wanted.model == PREDICTS else wanted.model
     return table.get((model, wanted.split), {})
 

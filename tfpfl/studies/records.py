@@ -167,7 +167,8 @@ class Record:
 
         None if it cannot be known, or if nothing was measured by the protocol.
         """
-        by_round = protocols.rows_of(self.evaluations, protocol._replace(clients="all"), named=self.score)
+        scored = "sampled" if protocol.model == protocols.LOCAL_COPY else "all"
+        by_round = protocols.rows_of(self.evaluations, protocol._replace(clients=scored), named=self.score)
         people = len(self.config.training_ids(self.config.clients or 0, self.config.data_seed or 0))
         return participation.counts(self.took_part, people, max(by_round)) if by_round else None
 
@@ -192,6 +193,7 @@ class Record:
         self, split: str = "test", model: str | None = None, when: str = "last10", clients: str = "all"
     ) -> dict[int, float]:
         """{client id: score}, such as accuracies in [0, 1]; see `tfpfl.runs.protocols.per_client` for the arguments."""
+        clients = "sampled" if model == protocols.LOCAL_COPY and clients == "all" else clients
         wanted = EV_ALL._replace(split=split, when=when, model=model or EV_ALL.model, clients=clients)
         return protocols.per_client(self.evaluations, wanted, self.took_part, self.score)
 
