@@ -1,6 +1,8 @@
 """The federated computation: what is placed where, how clients' data arrive, and the worker it runs on."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +19,9 @@ from tfpfl.algorithms import build_algorithm, fedavg, local, pflego
 from tfpfl.algorithms.contract import ClientData
 from tfpfl.checks import InvalidArgument
 from tfpfl.engines.local.simulation import Simulation
-from tfpfl.engines.machines import Machines
+from tfpfl.engines.machines import Machines, MachinesError
 from tfpfl.engines.scoring import Scorer
+from tfpfl.engines.tff import worker as worker_module
 from tfpfl.engines.tff.evaluation import federated_evaluation
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel
@@ -309,6 +312,27 @@ def test_the_worker_dies_with_its_parent_and_does_not_hold_its_output(tff):
     finally:
         parent.kill()
         parent.wait()
+
+
+@pytest.mark.slow
+def test_a_computation_that_ends_every_worker_is_given_up(tff, caplog):
+    """As one that needs more memory than there is: TFF itself starts it again for ever. Others go on afterwards."""
+    from tensorflow_federated.python.core.impl.context_stack import context_stack_impl
+
+    def ends():
+        with tf.control_dependencies([tf.raw_ops.Abort(error_msg="as the kernel does")]):
+            return tf.constant(41)
+
+    ending, working = (tff.tensorflow.computation(of) for of in (ends, lambda: tf.constant(41) + 1))
+    with context_stack_impl.context_stack.install(worker_module.execution_context(1)):
+        assert int(working()) == 42
+        with pytest.raises(
+            MachinesError, match="worker ended by itself 4 times.*see the log.*`tfpfl resume`"
+        ) as given_up:
+            ending()
+        assert caplog.text.count("ended by itself; a new one computes its work again") == 3
+        assert int(working()) == 42
+    shutil.rmtree(re.search(r"the last one, (\S+)/log\.", str(given_up.value))[1])
 
 
 AFTER_TFF_STARTED_ITS_OWN = """

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpfl.checks import Unavailable
+from tfpfl.engines.machines import MachinesError
 from tfpfl.engines.temporary import TemporaryFolder
 
 # On Linux: asks the kernel to kill this process when its parent ends for any reason, then becomes the worker.
@@ -28,6 +29,7 @@ _TIED_TO_PARENT = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.exe
 _ISOLATED = Path(__file__).with_name("isolated.py")
 _MAX_MESSAGE_BYTES = 2_000_000_000
 _START_SECONDS = 60
+_ATTEMPTS = 4  # a computation whose worker ended this often is given up, because it may be what ends the workers
 _LOG = logging.getLogger(__name__)
 _LONGEST_SOCKET = 100  # characters; Linux allows 107
 _IS_OPEN = (
@@ -279,19 +281,45 @@ def context_on(stub: Callable):
 def execution_context(concurrency: int = -1, isolate: bool | None = None):
     """Makes a TFF execution context on a `Worker` of this process; see `Worker` for the arguments.
 
-    The first computation starts the worker; a later one starts a new worker if that has ended.
+    The first computation starts the worker. If that has ended, a new one is started, and computes again what was lost.
+
+    Raised by a computation:
+        MachinesError: its worker ended four times, such as for lack of memory. TFF itself would try for ever.
     """
     workers: list[Worker] = []
     one_at_a_time = threading.Lock()  # threads that begin together share one worker
+    ended = 0  # how many workers have ended since a computation was finished
 
     def stub():
+        nonlocal ended
         with one_at_a_time:
             # At the end of the process, a thread may still compute: no worker is started for it, which would stay.
-            if not workers or workers[-1].process.poll() is not None and not workers[-1].at_exit:
+            if workers and workers[-1].process.poll() is not None and not workers[-1].at_exit:
+                worker, ended = workers.pop(), ended + 1
+                worker.close(keep_log=ended >= _ATTEMPTS)
+                if ended >= _ATTEMPTS:
+                    ended = 0
+                    raise MachinesError(
+                        f"TFF's worker ended by itself {_ATTEMPTS} times, perhaps because this machine has too little "
+                        f"memory for it; see the log of the last one, {worker.log}. All earlier rounds are saved: "
+                        "continue with `tfpfl resume`"
+                    )
+                _LOG.warning("TFF's worker ended by itself; a new one computes its work again")
+            if not workers:
                 workers.append(Worker(concurrency, isolate))
             return workers[-1].stub
 
-    return context_on(stub)
+    context = context_on(stub)
+    invoke = context.invoke
+
+    def counted(computation, argument):
+        nonlocal ended
+        result = invoke(computation, argument)
+        ended = 0
+        return result
+
+    context.invoke = counted
+    return context
 
 
 _context: tuple | None = None  # (the context, the `isolate` of its worker)
