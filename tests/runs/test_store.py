@@ -12,7 +12,9 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.models.weights import Head
 from tfpfl.runs.protocols import Score
 from tfpfl.runs.store import FORMAT_VERSION, RunStore, StoreError
@@ -194,6 +196,9 @@ def test_what_cannot_be_saved_leaves_the_round_out():
         twice = [Score(2, 0, "personal", "test", 1, 0.0, 0.0)] * 2
         with pytest.raises(StoreError, match="round 2 was not saved, round 1 is the last whole one.*UNIQUE"):
             store.commit_round(2, np.zeros(1000, int), {0: (np.zeros(1000, int),)}, {}, twice)
+        for dtype in (tf.bfloat16, tf.string, tf.complex128):  # the first could be saved, and not be read again
+            with pytest.raises(InvalidArgument, match=f"{tf.zeros(1, dtype).numpy().dtype} cannot be saved: convert"):
+                store.commit_round(2, np.zeros(1000, int), {0: tf.zeros(1, dtype)}, {})
         assert whole_rounds(store) == 1
         commit(store, 2)
         assert whole_rounds(store) == 2

@@ -35,8 +35,18 @@ def as_text(rows: Any) -> bytes:
 
 
 def pack(state: Any) -> bytes:
-    """The leaves of a structure as safetensors, in the order of `nest.flatten`."""
+    """The leaves of a structure as safetensors, in the order of `nest.flatten`.
+
+    Raises:
+        InvalidArgument: a leaf has a dtype that could not be read again: text, or numbers such as bfloat16.
+    """
     leaves = [np.asarray(leaf, order="C") for leaf in nest.flatten(state)]
+    for leaf in leaves:
+        if leaf.dtype.kind not in "biufc" or leaf.dtype.itemsize > 8:
+            raise InvalidArgument(
+                f"a state or matrix with an array of {leaf.dtype} cannot be saved: convert it to bool, integers, or "
+                "float16, float32 or float64, for example with tf.cast"
+            )
     return save({str(i): leaf for i, leaf in enumerate(leaves)})
 
 
