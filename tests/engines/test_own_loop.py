@@ -304,6 +304,21 @@ def test_a_server_state_that_is_none_is_refused(algorithm, federation, wrong, sa
         Scorer(algorithm, federation)(wrong(out), states, given)
 
 
+def test_a_state_is_not_none(algorithm, federation):
+    """Whoever writes a method without client states may return None, and is told what to return."""
+
+    def nothing(info):
+        return None
+
+    told = r"returned None, or None is a part.*init_client=lambda info: \(\)"
+    for make in (Simulation, Training):
+        with pytest.raises(InvalidArgument, match=told):
+            make(algorithm._replace(init_client=nothing), federation)
+    wrong = Simulation(algorithm._replace(init_server=lambda: (1.0, None)), federation)
+    with pytest.raises(InvalidArgument, match=told):
+        wrong.next((1.0, None), [algorithm.init_client(visit.info) for visit in visits(algorithm, 1, [0])], [])
+
+
 def test_things_of_other_types_are_refused_by_name(algorithm, federation):
     for wrong in (None, str(federation.path)):
         with pytest.raises(InvalidArgument, match="federation must be a tfpfl.Federation: .*found"):

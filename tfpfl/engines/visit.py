@@ -359,8 +359,18 @@ ARRAYS = Readers(_carried, {})  # for visits that are `ClientData` and carry the
 
 
 def structure_of(function, *specs):
-    """Traces a function and gives the shapes and dtypes that it returns, as a structure of TensorSpec."""
+    """Traces a function and gives the shapes and dtypes that it returns, as a structure of TensorSpec.
+
+    Raises:
+        InvalidArgument: it returns None, or None is a part of what it returns.
+    """
     outputs = tf.function(function, autograph=False).get_concrete_function(*specs).structured_outputs
+    if any(leaf is None for leaf in tf.nest.flatten(outputs)):
+        name = getattr(function, "__qualname__", repr(function))
+        raise InvalidArgument(
+            f"a function of the algorithm, {name}, returned None, or None is a part of what it returned: a state and a "
+            "message have tensors only. A client without a state has an empty tuple: init_client=lambda info: ()"
+        )
     return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
 
 
