@@ -26,7 +26,7 @@ from helpers.toys import distance, identical, initial_states, visits_by_id
 from tfpfl.algorithms import build_algorithm
 from tfpfl.algorithms.transforms import faults
 from tfpfl.algorithms.transforms.screening import screened
-from tfpfl.checks import Unavailable
+from tfpfl.checks import InvalidArgument, Unavailable
 from tfpfl.cli import main
 from tfpfl.data import Federation
 from tfpfl.engines.local.simulation import Simulation
@@ -453,6 +453,13 @@ def test_a_system_without_network_namespaces_is_told_by_an_exit_code(monkeypatch
         isolated.enter_namespace()
     assert ended.value.code == os.EX_NOPERM
     assert "make a network namespace (Operation not permitted; see sysctl" in capsys.readouterr().err
+
+
+def test_workers_are_named_with_or_without_a_space():
+    """--workers 'a:1, b:2' is cut at commas; a host ' b' never answers, and the run went on without it."""
+    assert Machines(workers="a:1, b:2".split(",")) == Machines(workers=("a:1", "b:2"))
+    with pytest.raises(InvalidArgument, match="a worker is named twice"):
+        Machines(workers=("a:1", " a:1"))
 
 
 @pytest.mark.parametrize(("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, "did not start .*see its log")])

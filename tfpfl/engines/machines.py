@@ -37,7 +37,8 @@ class Machines:
     def __post_init__(self) -> None:
         given = (self.workers,) if isinstance(self.workers, str) else self.workers
         check_listed("workers", given, "['localhost:8000']")
-        object.__setattr__(self, "workers", tuple(given))  # a list cannot be the key of a cache
+        given = tuple(worker.strip() if isinstance(worker, str) else worker for worker in given)  # of 'a:1, b:2'
+        object.__setattr__(self, "workers", given)  # a list cannot be the key of a cache
         check_type("address", self.address, (str, NoneType), "the text HOST:PORT or 'auto', or None")
         check_numbers(deadline=self.deadline)
         if not self.deadline > 0:
