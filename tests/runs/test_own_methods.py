@@ -416,17 +416,57 @@ def test_another_process_builds_the_method_from_what_is_sent(six_clients, loud, 
         np.testing.assert_array_equal(a, b)
 
 
+COUNTING = '''
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tfpfl.algorithms import fedavg
+
+
+class Message(NamedTuple):
+    w: Any
+
+
+class Kept(NamedTuple):
+    visits: Any
+
+
+def counting(model, population, *, eta: float = 0.1):
+    """Counting: FedAvg whose clients count their visits."""
+    own = fedavg(model, population, eta=eta, steps=1)
+
+    def client_update(message, kept, data):
+        output = own.client_update(message.w, (), data)
+        return output._replace(state=Kept(kept.visits + 1), metrics=output.metrics | {"visits": kept.visits})
+
+    return own._replace(
+        init_client=lambda info: Kept(tf.constant(0)),
+        message=Message,
+        client_update=client_update,
+        personal_model=lambda message, kept, data: message.w,
+        local_model=lambda message, output: own.local_model(message.w, output),
+        adapt=None,
+    )
+'''
+
+
 @pytest.mark.slow
-def test_ray_computes_the_same_rounds(six_clients, loud, tmp_path):
-    """Its processes get the file's bytes; they have not named it."""
+def test_ray_computes_the_same_rounds(six_clients, tmp_path):
+    """Its processes get the file's bytes; they have not named it, and do not know its classes before they have run it.
+
+    That is so of messages and of states, which are of these classes.
+    """
     pytest.importorskip("ray")
-    file, _, _ = loud
+    (tmp_path / "counting.py").write_text(COUNTING)
     for engine in ("local", "ray"):
-        words = run_of(f"{file}:loud", six_clients, tmp_path / engine, "--engine", engine)
-        done = subprocess.run([sys.executable, "-m", "tfpfl", *map(str, words)], capture_output=True, text=True)
+        words = run_of(f"{tmp_path / 'counting.py'}:counting", six_clients, tmp_path / engine, "--engine", engine)
+        done = subprocess.run(
+            [sys.executable, "-m", "tfpfl", *map(str, words), "--participation", "1"], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
     ours, theirs = (runs.saved(tmp_path / engine)["history"] for engine in ("local", "ray"))
     assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], rel=1e-5)
+    assert [row["visits"] for row in theirs] == [0, 1]
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ all nodes have the same kind of processor.
 import atexit
 import logging
 import os
+import pickle
 import secrets
 import shutil
 import signal
@@ -142,12 +143,13 @@ class Tasks:
     def __call__(self, message_for: Callable, states: list, visits: list):
         """Yields a `Part` for every shard, in the order of the cohort."""
         cut, waiting, done, yielded = shards(len(visits), size=shard_size(len(visits))), {}, {}, 0
-        shared = None if self._per_client else self._ray.put(tree.arrays(message_for(0)))
+        pickled = self._ray.cloudpickle.dumps
+        shared = None if self._per_client else self._ray.put(pickled(tree.arrays(message_for(0))))
 
         def submit(number):
             shard = cut[number]
-            message = [tree.arrays(message_for(i)) for i in shard] if shared is None else shared
-            own = tree.arrays([states[i] for i in shard]), [visits[i] for i in shard]
+            message = pickled([tree.arrays(message_for(i)) for i in shard]) if shared is None else shared
+            own = pickled(tree.arrays([states[i] for i in shard])), [visits[i] for i in shard]
             waiting[self._work.remote(self._key, [self._job], self._files, shard, message, *own)] = number
 
         try:
@@ -221,16 +223,22 @@ def shard_size(clients: int) -> int:
 _built: dict[Any, Any] = {}
 
 
-def work_on_shard(key: str, job: list, files: list | None, places: Sequence[int], message, states: list, visits: list):
+def work_on_shard(
+    key: str, job: list, files: list | None, places: Sequence[int], message: bytes, states: bytes, visits: list
+):
     """Computes a shard in a process of a node.
+
+    Messages and states come pickled: they may be NamedTuples of the user's own method, whose file is known here only
+    when the algorithm is built.
 
     Args:
         key: the job's key.
         job: a list with a reference to the `Job`.
         files: a list with a reference to the federation's files, {name: uint8 [bytes]}; None: read the job's folder.
         places: the clients' positions in the cohort.
-        message: one message for all clients, or a list with one for each.
-        states, visits: one for each client.
+        message: one message for all clients, or a list with one for each, pickled.
+        states: one for each client, pickled.
+        visits: one for each client.
 
     Returns:
         The shard's `Part`; None if the node does not have the federation and `files` is None.
@@ -246,8 +254,8 @@ def work_on_shard(key: str, job: list, files: list | None, places: Sequence[int]
             del _built[next(iter(_built))]
         _built[key] = clients
     clients, per_client = _built[key]
-    message = tf.nest.map_structure(tf.constant, message)
-    part = joined(clients(lambda i: message[i] if per_client else message, states, visits))
+    own = tf.nest.map_structure(tf.constant, pickle.loads(message))
+    part = joined(clients(lambda i: own[i] if per_client else own, pickle.loads(states), visits))
     return tree.arrays(part._replace(positions=[]))._replace(positions=[places[i] for i in part.positions])
 
 
