@@ -13,6 +13,7 @@ from rich.console import Console
 from helpers import small_runs as runs
 from helpers.one_broken import build
 from helpers.toys import on_disk
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.kinds import ACCURACY, KINDS
 from tfpfl.runs.callbacks import Callback, EarlyStopping, Progress, TensorBoard
 from tfpfl.runs.run import Run
@@ -253,6 +254,23 @@ def test_early_stopping_of_a_resumed_training_remembers_the_saved_rounds(saved, 
 def test_early_stopping_without_patience_is_refused():
     with pytest.raises(ValueError, match="at least 1"):
         EarlyStopping(0)
+
+
+def test_early_stopping_without_validation_examples_is_refused(federation):
+    """It would never stop, and say nothing."""
+    from helpers import toys
+    from tfpfl import build_algorithm
+
+    algorithm = build_algorithm("pflego", toys.SplitModel(toys.backbone("float32")), federation.population())
+    for splits, told in ((("test",), "it scores test, or"), ((), "it scores nothing, or")):
+        training = Training(algorithm, federation, splits=splits, callbacks=[EarlyStopping(2)])
+        with pytest.raises(InvalidArgument, match=f"looks at validation examples.*would never stop: {told}"):
+            training.run(1)
+    assert training.store.round_num == 0
+    bare = SimpleNamespace(num_examples=lambda split: np.zeros(6, int))
+    training = SimpleNamespace(stop_reason=None, model_name="personal", store=RunStore(), federation=bare)
+    with pytest.raises(InvalidArgument, match="its federation has no validation examples"):
+        EarlyStopping(2).start(training, 10)
 
 
 def test_is_evaluated(federation):

@@ -150,7 +150,7 @@ class EarlyStopping(Callback):
 
     Raises:
         InvalidArgument: `patience` is less than 1, or `mode` is another word. Raised when the training starts: it does
-            not measure what is monitored, or neither more nor less of it is better.
+            not measure what is monitored, or on no validation examples; or neither more nor less of it is better.
     """
 
     def __init__(self, patience: int, monitor: str | None = None, mode: str | None = None):
@@ -169,6 +169,13 @@ class EarlyStopping(Callback):
             raise InvalidArgument(
                 f"early stopping looks at {self._looks_at}, which this training does not measure; it measures "
                 f"{', '.join(measured)}. Add it to `metrics`"
+            )
+        splits, federation = getattr(training, "splits", ("validation",)), getattr(training, "federation", None)
+        if "validation" not in splits or (federation is not None and not federation.num_examples("validation").any()):
+            raise InvalidArgument(
+                f"early stopping looks at validation examples, and this training would never stop: it scores "
+                f"{', '.join(splits) or 'nothing'}, or its federation has no validation examples. Give it "
+                "splits=('validation', 'test') and a federation with validation=0.1, or leave early stopping out"
             )
         self._best_is = self.mode or measured[self._looks_at]
         if self._best_is == NEITHER:

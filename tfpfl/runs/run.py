@@ -260,7 +260,7 @@ class Run:
         check_heads_are_here(self.folder, self.federation)
         own_methods.load_metrics(self.config, self.folder)
         callbacks = [*callbacks, TensorBoard(self.folder / "tensorboard")]
-        if self.config.patience is not None:
+        if self.config.patience is not None and self.federation.num_examples("validation").any():  # not of old runs
             callbacks.append(EarlyStopping(self.config.patience, self.config.monitor))
         with ExitStack() as begun:
             for callback in callbacks:
