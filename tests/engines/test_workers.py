@@ -462,6 +462,14 @@ def test_workers_are_named_with_or_without_a_space():
         Machines(workers=("a:1", " a:1"))
 
 
+def test_a_deadline_that_never_comes_is_refused():
+    """For gRPC, it has passed already: no worker could ever answer in time. Ray ended with an error of Python."""
+    assert Machines(deadline=1e9).deadline == 1e9
+    for seconds in (float("inf"), 1e10, 0, float("nan")):
+        with pytest.raises(InvalidArgument, match=f"positive number of seconds, at most 1e.09, found {seconds}"):
+            Machines(deadline=seconds)
+
+
 @pytest.mark.parametrize(("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, "did not start .*see its log")])
 def test_a_worker_that_ends_at_once(tff, code, message, monkeypatch):
     """Only the code says why; whatever the last line of its log is."""

@@ -5,6 +5,8 @@ from types import NoneType
 
 from tfpfl.checks import InvalidArgument, TfpflError, check_listed, check_numbers, check_type
 
+MOST_SECONDS = 1e9  # 30 years; gRPC takes a much longer deadline for one that has passed, and Ray takes no infinity
+
 
 class MachinesError(TfpflError, RuntimeError):
     """A TFF worker or the Ray cluster does not answer or has lost a round's work. All earlier rounds are saved."""
@@ -25,8 +27,8 @@ class Machines:
             warning says who can reach the port. True: refuse to work without. False: never.
 
     Raises:
-        InvalidArgument: an argument has a wrong type; `deadline` is not positive; a worker is not HOST:PORT or is named
-            twice; or `isolate` is given together with `workers`.
+        InvalidArgument: an argument has a wrong type; `deadline` is not positive, or above 1e9; a worker is not
+            HOST:PORT or is named twice; or `isolate` is given together with `workers`.
     """
 
     address: str | None = None
@@ -41,8 +43,10 @@ class Machines:
         object.__setattr__(self, "workers", given)  # a list cannot be the key of a cache
         check_type("address", self.address, (str, NoneType), "the text HOST:PORT or 'auto', or None")
         check_numbers(deadline=self.deadline)
-        if not self.deadline > 0:
-            raise InvalidArgument(f"deadline must be a positive number of seconds, found {self.deadline}")
+        if not 0 < self.deadline <= MOST_SECONDS:
+            raise InvalidArgument(
+                f"deadline must be a positive number of seconds, at most {MOST_SECONDS:g}, found {self.deadline}"
+            )
         for worker in self.workers:
             check_type("a worker", worker, str, "the text HOST:PORT")
             host, _, port = worker.rpartition(":")
