@@ -226,6 +226,8 @@ def test_the_largest_cohort_is_never_exceeded():
             lambda: Sampling("range", low=1.5, high=3),
             "sampling range needs whole numbers 1 <= low <= high, found low=1.5",
         ),
+        (lambda: Sampling(low=2, high=4), "low=2 and high=4 would not be used with kind='fixed'"),
+        (lambda: Sampling("range", 0.2, 2, 4), "rate=0.2 would not be used with kind='range'"),
         (
             lambda: Population([30.5, 30], [2, 2]),
             r"num_examples must be whole numbers, found float64 such as .30.5, 30.0",

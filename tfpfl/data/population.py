@@ -38,7 +38,7 @@ class Sampling:
 
     Raises:
         InvalidArgument: an unknown kind; a rate outside (0, 1]; low and high without 1 <= low <= high, or not
-            whole; no number.
+            whole; no number; a number that the kind does not use.
     """
 
     kind: str = "fixed"
@@ -53,6 +53,14 @@ class Sampling:
             raise InvalidArgument(f"unknown sampling {self.kind!r}: one of fixed, binomial, range")
         check_numbers(participation=self.rate, low=self.low, high=self.high)
         object.__setattr__(self, "rate", as_written(self.rate))
+        unused = f"rate={self.rate}" if self.rate != 1 else ""
+        if self.kind != "range":
+            unused = f"low={self.low} and high={self.high}" if self.low or self.high else ""
+        if unused:
+            raise InvalidArgument(
+                f"{unused} would not be used with kind={self.kind!r}: 'range' has low and high, 'fixed' and 'binomial' "
+                "have a rate. Take the other kind, or leave this out"
+            )
         if self.kind == "range":
             if not 1 <= self.low <= self.high or self.low % 1 or self.high % 1:
                 raise InvalidArgument(
