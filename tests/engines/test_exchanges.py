@@ -159,6 +159,8 @@ def test_a_client_that_leaves_is_in_the_first_aggregate_alone():
     alone = engine.next(server, states, given, gone=IDS)
     assert int(alone.server.rounds) == 0 and distance(alone.server.total, np.full(2, total)) < 1e-5
     assert identical(alone.client_states, states) and alone.metrics == {}
+    with pytest.raises(InvalidArgument, match=r"clients \[0\] cannot leave between .*: the round has the clients"):
+        engine.next(server, states, given, gone=[3, 0])
 
 
 def test_without_a_second_exchange_nobody_leaves_between_them():

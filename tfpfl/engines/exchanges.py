@@ -11,6 +11,7 @@ import numpy as np
 
 from tfpfl.algorithms.contract import Algorithm, Between
 from tfpfl.algorithms.exchanges import first_key, merged_metrics
+from tfpfl.checks import InvalidArgument, check_listed
 from tfpfl.engines.graphs import relaxed, total
 from tfpfl.engines.packed import initial_states, side_by_side
 from tfpfl.engines.visit import RoundOutput, client_state_spec, finish_metrics, metric_contribution
@@ -58,7 +59,16 @@ class TwoExchanges:
             As `Rounds.next`. If all are gone, the server's state is that after the first exchange, and the round's
             metrics are {}. If the work of some clients is not finite in the first exchange, 'finite' is 0 for these
             alone: the others' second exchange began from the sum that they broke.
+
+        Raises:
+            InvalidArgument: `gone` is no list, or names a client that is not in the round.
         """
+        check_listed("gone", gone, "[3, 7]")
+        ids = [int(visit.info.client_id) for visit in visits]
+        if strange := sorted({*map(int, gone)} - {*ids}):
+            raise InvalidArgument(
+                f"clients {strange} cannot leave between the exchanges: the round has the clients {ids}"
+            )
         kept = self._kept(side_by_side([visit.info for visit in visits])).each(self._spec)
         states = [Between(*both) for both in zip(client_states, kept, strict=True)]
         keys = [np.asarray(self._key(visit.key)) for visit in visits]  # arrays, which Ray can send
