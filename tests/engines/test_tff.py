@@ -387,8 +387,9 @@ def test_packed_clients_are_the_same_clients(tff, federation, name, pack):
 
 
 def test_what_cannot_be_packed(tff, algorithm, federation):
-    with pytest.raises(ValueError, match="pack must be at least 1 client, found 0"):
-        federate(algorithm, federation, pack=0)
+    for wrong in (0, 2.0, "2"):
+        with pytest.raises(ValueError, match=f"pack must be at least 1 client, found {wrong!r}"):
+            federate(algorithm, federation, pack=wrong)
     arrays = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int32))
     with pytest.raises(ValueError, match="needs a Federation"):
         federate(algorithm, arrays, pack=2)

@@ -9,6 +9,7 @@ in TFF's tutorials, a visit may also carry the examples, as arrays or as a `tf.d
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -76,6 +77,8 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
     """
     check_is_algorithm(algorithm)
     check_listed("held_out", held_out, "['test']")
+    if not isinstance(pack, Integral) or pack < 1:
+        raise InvalidArgument(f"pack must be at least 1 client, found {pack!r}: a whole number")
     tff = require_tff()
     use_local_worker()
     aggregator = factory_of(aggregator)
@@ -87,8 +90,6 @@ def federate(algorithm: Algorithm, data, *, held_out: Sequence[str] = (), pack: 
     if pack > 1:
         packed_work = _work_of_a_pack(algorithm, data, readers, held_out, pack)
         visit_type, state_type = _several(visit_spec(algorithm.model.dtype)), _packed_type(algorithm)
-    elif pack < 1:
-        raise InvalidArgument(f"pack must be at least 1 client, found {pack}")
     if aggregator is not None and pack > 1:
         raise InvalidArgument(
             f"an aggregator needs the updates of single clients, but pack={pack} adds several before it: use pack=1"
