@@ -470,7 +470,9 @@ def test_a_deadline_that_never_comes_is_refused():
             Machines(deadline=seconds)
 
 
-@pytest.mark.parametrize(("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, "did not start .*see its log")])
+@pytest.mark.parametrize(
+    ("code", "message"), [(os.EX_NOPERM, "^it may not$"), (1, r"did not start but ended by itself \(1\); see its log")]
+)
 def test_a_worker_that_ends_at_once(tff, code, message, monkeypatch):
     """Only the code says why; whatever the last line of its log is."""
 

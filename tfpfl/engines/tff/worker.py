@@ -202,7 +202,8 @@ class Worker:
                 self.close(keep_log=True)
                 if code == os.EX_NOPERM:  # what `tfpfl.engines.tff.isolated` ends with
                     raise Unavailable(said)
-                raise Unavailable(f"TFF's worker did not start within {_START_SECONDS} s; see its log, {self.log}")
+                how = f"within {_START_SECONDS} s" if code is None else f"but ended by itself ({code})"
+                raise Unavailable(f"TFF's worker did not start {how}; see its log, {self.log}")
             time.sleep(0.05)
 
     def _short(self, path: Path) -> Path:
