@@ -220,6 +220,17 @@ def test_batch_statistics_of_padded_sequences_are_refused_when_the_model_is_made
     assert SplitModel(network, train_from="top").with_batch_norm(mode).batch_norm == mode
 
 
+@pytest.mark.parametrize("mode", ["local", "shared"])
+def test_batch_statistics_of_a_sequential_model_without_an_input(mode):
+    """Keras 2 builds such a model once more when it is called with another number of examples."""
+    network = keras.Sequential([layers.Dense(5), layers.BatchNormalization(momentum=0.5)])
+    model = SplitModel(network, input_shape=(4,), batch_norm=mode)
+    x = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    with passes.keeping(model.statistics(), KEY) as now:
+        model.features(model.theta(), x)
+    np.testing.assert_allclose(now.moved[0], 0.5 * (x @ model.initial_theta[0]).mean(0), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_network_of_keras_applications():
     network = keras.applications.MobileNetV2((32, 32, 3), alpha=0.35, weights=None, include_top=False, pooling="avg")

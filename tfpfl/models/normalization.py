@@ -64,7 +64,8 @@ class Normalized:
     def _set_batch_norm(self, pure: PureModel, batch_norm: str | None) -> None:
         check_batch_norm(batch_norm)
         if batch_norm in ("local", "shared"):
-            pure.check_batch_statistics((self.above or self).inputs.zeros(1))
+            # As many as in the model's first call: for other numbers, a Sequential of Keras 2 is built once more.
+            pure.check_batch_statistics((self.above or self).inputs.zeros(2))
         self._pure, self.chosen_batch_norm = pure, batch_norm
         self.batch_norm = (batch_norm or "frozen") if pure.layers.moving else None
         self.draws = pure.layers.draws
