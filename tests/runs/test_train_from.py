@@ -23,6 +23,7 @@ from tfpfl.runs import RunConfig, allow_code, consent, read_config
 from tfpfl.runs.client_model import ClientModels
 from tfpfl.runs.command import command
 from tfpfl.runs.config import RunError
+from tfpfl.runs.own_networks import made_by
 from tfpfl.runs.run import Run
 from tfpfl.studies.advice import advise
 from tfpfl.studies.new_clients import adapt_new_clients
@@ -54,6 +55,21 @@ def needs(size):
 def breaks():
     """An error."""
     return 1 / 0
+
+def images():
+    """No Input, and not for vectors."""
+    return keras.Sequential([keras.layers.Conv2D(2, 3)])
+
+def late():
+    """No Input, and a layer that chooses how its weights begin when it is built."""
+    class Product(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 5), initializer="glorot_uniform")
+
+        def call(self, x):
+            return x @ self.kernel
+
+    return keras.Sequential([Product()])
 '''
 
 
@@ -350,6 +366,7 @@ def test_a_folder_from_elsewhere_runs_no_code(network, data, tmp_path, monkeypat
         ("none", "none in .*cnn.py must give a Keras model of features, found NoneType"),
         ("needs", "needs size; a function that makes a backbone is called with input_shape and seed"),
         ("breaks", "breaks in .*cnn.py raised ZeroDivisionError: division by zero"),
+        ("images", r"the model that images in .*cnn.py gives does not take examples of shape \(4,\): "),
         ("nett", "unknown function in .*cnn.py 'nett'; did you mean 'net'"),
     ],
 )
@@ -357,6 +374,13 @@ def test_what_a_function_must_give(function, message, network, data, tmp_path):
     with pytest.raises(InvalidArgument, match=message):
         runs.train(tmp_path / "run", data, network=network.replace(":net", f":{function}"), rounds=1)
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_begin_when_a_model_is_built_are_functions_of_the_seed(network, tmp_path):
+    """Keras 3 chose the seed of such weights after the function: no run could begin, as they differed at each call."""
+    file = Path(network.removesuffix(":net"))
+    first, again, other = (made_by(file, file.read_bytes(), "late", (4,), seed).get_weights()[0] for seed in (5, 5, 6))
+    assert (first == again).all() and (first != other).any()
 
 
 @pytest.mark.parametrize(

@@ -132,15 +132,21 @@ def made_by(file: Path, content: bytes, function: str, shape: Any, seed: int, be
             f"{where} needs {', '.join(missing)}; a function that makes a backbone is called with input_shape and "
             "seed, if it takes them. Give the others defaults"
         )
-    try:
-        with seeded(seed):
+    with seeded(seed):
+        try:
             model = call(**{name: value for name, value in known.items() if name in wanted})
-    except Exception as error:  # of the user's own code
-        raise InvalidArgument(f"{where} raised {type(error).__name__}: {one_line(error, 400)}") from error
-    if not isinstance(model, keras.Model):
-        raise InvalidArgument(f"{where} must give a Keras model of features, found {type(model).__name__}")
-    if not model.built and not several:  # a model of several arrays that names no inputs is refused later, in words
-        model.build((None, *shape))
+        except Exception as error:  # of the user's own code
+            raise InvalidArgument(f"{where} raised {type(error).__name__}: {one_line(error, 400)}") from error
+        if not isinstance(model, keras.Model):
+            raise InvalidArgument(f"{where} must give a Keras model of features, found {type(model).__name__}")
+        if not model.built and not several:  # a model of several arrays that names no inputs is refused later, in words
+            try:
+                model.build((None, *shape))
+            except Exception as error:  # each layer raises errors of its own
+                raise InvalidArgument(
+                    f"the model that {where} gives does not take examples of shape {tuple(shape)}: "
+                    f"{one_line(error, 400)}"
+                ) from error
     return model
 
 
