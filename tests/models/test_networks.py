@@ -38,6 +38,14 @@ def test_every_network_is_counted():
     assert {row[0] for row in COUNTS} == set(NETWORKS)
 
 
+def test_the_names_of_layers_are_the_same_in_every_call():
+    """`train_from` means a layer by its name, and a run builds its network again, also in another process."""
+    names = [[layer.name for layer in build_network("fedavg_cnn", (16, 16, 1)).layers] for _ in range(2)]
+    assert names[0] == names[1] == ["conv2d", "max_pooling2d", "conv2d_1", "max_pooling2d_1", "flatten", "dense"]
+    build_network("mlp200", (4, 4))
+    assert SplitModel(build_network("conv_bn", (8, 8, 1)), train_from="conv2d_1").above.input_shape == (4, 4, 16)
+
+
 def test_weights_are_a_function_of_the_seed_and_layers_differ():
     first, again, other = (build_network("fedavg_cnn", (28, 28, 1), seed=s).get_weights() for s in (3, 3, 4))
     for a, b, c in zip(first, again, other, strict=True):

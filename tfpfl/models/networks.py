@@ -4,6 +4,7 @@ Initial weights depend on a seed only and are the same with Keras 2 and Keras 3.
 PFLEGO-v2 (table of architectures, as in its authors' code) and of PGFed, section 5.
 """
 
+import re
 from typing import Any
 
 import keras
@@ -90,7 +91,7 @@ def build_network(
     """A backbone by its name in `NETWORKS`: a built `keras.Sequential` from examples to features [N, M].
 
     Initial weights are a function of (seed, position of the weight). Scales of BatchNormalization and its moving
-    variances are 1.
+    variances are 1. Layers have the same names in every call.
 
     Args:
         name: mlp200, cifar_2conv, omniglot_4conv, fedavg_cnn or conv_bn.
@@ -118,7 +119,7 @@ def build_network(
             "own"
         )
     check_whole_number(1, **{f"dimension {d} of input_shape": size for d, size in enumerate(input_shape)})
-    stack = [type(layer).from_config({**layer.get_config(), "dtype": dtype}) for layer in NETWORKS[name]()]
+    stack = _named(NETWORKS[name](), dtype)
     if len(input_shape) != 3 and any(isinstance(layer, layers.Conv2D) for layer in stack):
         raise InvalidArgument(
             f"{name} is for images (height, width, channels), and an example has the shape {tuple(input_shape)}. Use "
@@ -137,6 +138,19 @@ def build_network(
             bias = _BIASES[id(variable) in of_convolutions] if init == "stax" else 0.0
             variable.assign(_draw(variable.shape, seed, i, dtype, init, bias))
     return model
+
+
+def _named(stack: list[layers.Layer], dtype: str) -> list[layers.Layer]:
+    """The same layers in this dtype, with the names that Keras gives in a new process: conv2d, conv2d_1, ...
+
+    Keras goes on counting from network to network, and `train_from` means a layer by its name.
+    """
+    kinds = [re.sub(r"_\d+$", "", layer.name) for layer in stack]
+    names = [kind + (f"_{before}" if (before := kinds[:i].count(kind)) else "") for i, kind in enumerate(kinds)]
+    return [
+        type(layer).from_config({**layer.get_config(), "dtype": dtype, "name": name})
+        for layer, name in zip(stack, names, strict=True)
+    ]
 
 
 def _draw(shape: tuple, seed: int, position: int, dtype: str, init: str, bias: float) -> np.ndarray:
