@@ -70,6 +70,10 @@ def late():
             return x @ self.kernel
 
     return keras.Sequential([Product()])
+
+def unnamed(input_shape):
+    """Layers that Keras names."""
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(3), keras.layers.Dense(6)])
 '''
 
 
@@ -239,6 +243,14 @@ def test_a_function_makes_the_backbone(network, data, tmp_path):
     (tmp_path / "run" / "network.py").write_text(CNN + "\n")
     with pytest.raises(RunError, match=r"network.py was changed: its sha256"):
         Run.open(tmp_path / "run")
+
+
+def test_layers_that_keras_names_are_called_as_in_a_new_process(network, data, tmp_path):
+    """The function is called again and again: dense_1 was unknown, and resume did not know what the error named."""
+    before = keras.layers.Dense(2).name
+    run = created(tmp_path / "run", data, network=network.replace(":net", ":unnamed"), train_from="dense_1")
+    assert run.whole.trunk.shape == (3,) and run.model.num_backbone_weights == (3 + 1) * 6
+    assert keras.layers.Dense(2).name != before  # Keras goes on counting for everybody else
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def made_by(file: Path, content: bytes, function: str, shape: Any, seed: int, be
             f"{where} needs {', '.join(missing)}; a function that makes a backbone is called with input_shape and "
             "seed, if it takes them. Give the others defaults"
         )
-    with seeded(seed):
+    with seeded(seed), _names_from_the_first():
         try:
             model = call(**{name: value for name, value in known.items() if name in wanted})
         except Exception as error:  # of the user's own code
@@ -160,6 +160,34 @@ def seeded(seed: int) -> Iterator[None]:
     finally:
         random.setstate(state[0])
         np.random.set_state(state[1])  # noqa: NPY002
+
+
+@contextmanager
+def _names_from_the_first() -> Iterator[None]:
+    """Lets Keras number the layers that have no name of their own as in a new process: dense, dense_1, ...
+
+    `train_from` means a layer by its name, and a function is called again, also in another process.
+    """
+    if keras.__version__.startswith("2."):
+        from keras.src.backend import PER_GRAPH_OBJECT_NAME_UIDS as counted
+
+        before = dict(counted)
+        counted.clear()
+        try:
+            yield
+        finally:
+            counted.clear()
+            counted.update(before)
+        return
+    from keras.src.backend.common import global_state
+
+    name = "object_name_uids"
+    before = global_state.get_global_attribute(name)
+    global_state.set_global_attribute(name, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, before)
 
 
 def _hash(model: keras.Model) -> str:
