@@ -74,6 +74,12 @@ def late():
 def unnamed(input_shape):
     """Layers that Keras names."""
     return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(3), keras.layers.Dense(6)])
+
+KEPT = keras.layers.Dense(3, name="dense")
+
+def kept(input_shape):
+    """A layer that the file keeps, and one more."""
+    return keras.Sequential([keras.Input(input_shape), KEPT, keras.layers.Dense(6)])
 '''
 
 
@@ -251,6 +257,8 @@ def test_layers_that_keras_names_are_called_as_in_a_new_process(network, data, t
     run = created(tmp_path / "run", data, network=network.replace(":net", ":unnamed"), train_from="dense_1")
     assert run.whole.trunk.shape == (3,) and run.model.num_backbone_weights == (3 + 1) * 6
     assert keras.layers.Dense(2).name != before  # Keras goes on counting for everybody else
+    file = Path(network.removesuffix(":net"))
+    assert len(made_by(file, file.read_bytes(), "kept", (4,), 0).layers) == 2  # both would be called dense
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ A run folder has a copy of the file, and the sha256 of the weights that the func
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from inspect import Parameter, isclass, signature
@@ -132,9 +132,10 @@ def made_by(file: Path, content: bytes, function: str, shape: Any, seed: int, be
             f"{where} needs {', '.join(missing)}; a function that makes a backbone is called with input_shape and "
             "seed, if it takes them. Give the others defaults"
         )
-    with seeded(seed), _names_from_the_first():
+    given = {name: value for name, value in known.items() if name in wanted}
+    with seeded(seed):
         try:
-            model = call(**{name: value for name, value in known.items() if name in wanted})
+            model = _with_names_from_the_first(lambda: call(**given), seed)
         except Exception as error:  # of the user's own code
             raise InvalidArgument(f"{where} raised {type(error).__name__}: {one_line(error, 400)}") from error
         if not isinstance(model, keras.Model):
@@ -162,22 +163,35 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(state[1])  # noqa: NPY002
 
 
-@contextmanager
-def _names_from_the_first() -> Iterator[None]:
-    """Lets Keras number the layers that have no name of their own as in a new process: dense, dense_1, ...
+def _with_names_from_the_first(make: Callable[[], Any], seed: int) -> Any:
+    """What the function gives, with layers that Keras names numbered as in a new process: dense, dense_1, ...
 
-    `train_from` means a layer by its name, and a function is called again, also in another process.
+    `train_from` means a layer by its name, and a function is called again, also in another process. If the file keeps
+    layers from before, whose names would come twice, Keras goes on counting.
     """
+    try:
+        with _counting_anew():
+            return make()
+    except ValueError as error:
+        if "unique" not in str(error):  # as Keras says of names
+            raise
+    keras.utils.set_random_seed(seed)  # as at the first call
+    return make()
+
+
+@contextmanager
+def _counting_anew() -> Iterator[None]:
+    """Lets Keras count the names that it gives from the first one on; then it goes on from where it was."""
     if keras.__version__.startswith("2."):
         from keras.src.backend import PER_GRAPH_OBJECT_NAME_UIDS as counted
 
-        before = dict(counted)
+        numbers = dict(counted)
         counted.clear()
         try:
             yield
         finally:
             counted.clear()
-            counted.update(before)
+            counted.update(numbers)
         return
     from keras.src.backend.common import global_state
 
