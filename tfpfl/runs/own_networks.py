@@ -166,16 +166,14 @@ def seeded(seed: int) -> Iterator[None]:
 def _with_names_from_the_first(make: Callable[[], Any], seed: int) -> Any:
     """What the function gives, with layers that Keras names numbered as in a new process: dense, dense_1, ...
 
-    `train_from` means a layer by its name, and a function is called again, also in another process. If the file keeps
-    layers from before, whose names would come twice, Keras goes on counting.
+    `train_from` means a layer by its name, and a function is called again, also in another process.
     """
     try:
         with _counting_anew():
             return make()
-    except ValueError as error:
-        if "unique" not in str(error):  # as Keras says of names
-            raise
-    keras.utils.set_random_seed(seed)  # as at the first call
+    except ValueError:
+        # Perhaps the file keeps layers from before, whose names would come twice. Any other error is raised again.
+        keras.utils.set_random_seed(seed)
     return make()
 
 
