@@ -18,7 +18,6 @@ from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation, Population, Sampling, Source, cohort
 from tfpfl.runs.callbacks import Callback
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.protocols import Score
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore, StoreError
@@ -160,27 +159,39 @@ def test_a_finished_run_can_be_read_in_a_folder_of_somebody_else(tmp_path):
     assert "StoreError" in found.stderr and "Copy the run folder" in found.stderr
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # its children only wait
-def test_a_lock_ends_with_its_owner_though_a_forked_process_lives(tmp_path):
-    """Such as a pool of processes that was begun while a run was open."""
-    lock = Lock(tmp_path / "f")
-    ended, wait = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(wait[1])
-        second = os.fork()
-        if second == 0:
-            lock.release()  # this is no owner: the lock stays
-            os.write(ended[1], b"x")
-            os._exit(0)
-        os.read(wait[0], 1)  # until the test ends
-        os._exit(0)
-    os.read(ended[0], 1)
-    with pytest.raises(InUse):
-        Lock(tmp_path / "f")
-    lock.release()
-    Lock(tmp_path / "f").release()
+FORKS = """
+import os, sys
+sys.path[:0] = paths
+
+lock = Lock(place)
+ended, wait = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
     os.close(wait[1])
-    os.waitpid(child, 0)
-    for end in (*ended, wait[0]):
-        os.close(end)
+    if os.fork() == 0:
+        lock.release()  # this is no owner: the lock stays
+        os.write(ended[1], b"x")
+        os._exit(0)
+    os.read(wait[0], 1)  # until the owner has released it
+    os._exit(0)
+os.close(ended[1])
+assert os.read(ended[0], 1) == b"x"
+try:
+    Lock(place)
+except InUse:
+    lock.release()
+    Lock(place).release()
+    print("released")
+os.close(wait[1])
+os.waitpid(child, 0)
+"""
+
+
+def test_a_lock_ends_with_its_owner_though_a_forked_process_lives(tmp_path):
+    """Such as a pool of processes that was begun while a run was open.
+
+    The owner is a new process: one in which gRPC has threads may not be forked.
+    """
+    code = f"paths, place = {sys.path!r}, {str(tmp_path / 'f')!r}\n{FORKS}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "released\n", done.stderr
