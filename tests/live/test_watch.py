@@ -147,6 +147,21 @@ def test_scores_that_come_late_are_shown(make_run, tmp_path, monkeypatch):
         rounds.close()
 
 
+def test_asynchronous_rounds_begin_with_the_first_and_end_with_the_last(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=1) as run:
+        rounds = AsyncRounds(run, Rules(buffer=1, wait_for=10), 0.0)
+        join(rounds, range(10))
+        found = Watch(rounds, TOKEN).state(0, 0.5)
+        assert found["round"]["number"] == 1 and {e["what"] for e in found["events"]} == {"joined"}
+        theta, n = rounds.work(0, 1.0)["theta"], int(rounds.population.info(0).num_examples)
+        about = {"theta": theta, "examples": n, "loss": 0.5, "scores": []}
+        rounds.update(0, 1, wire.pack(about, payload.encode(np.zeros(rounds.update_size, np.float32))), 1.0)
+        found = Watch(rounds, TOKEN).state(0, 1.5)
+        assert (found["doing"], found["saved"], found["round"]["number"]) == ("score", 1, 1)
+        assert "Round 1 is saved; devices score its theta" in shown(found)
+        rounds.close()
+
+
 def test_many_clients_and_rounds_are_told_in_parts(make_run, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_MEMBERS", 4)
     monkeypatch.setattr(module, "MOST_ROUNDS", 2)

@@ -104,7 +104,8 @@ class AsyncBook(Book):
             self._db.execute("INSERT INTO version VALUES (?, ?)", (version, theta))
             of_step = ((version - 1) * self.buffer, version * self.buffer)
             self._db.execute("UPDATE arrival SET body = NULL WHERE number > ? AND number <= ?", of_step)
-            self._log(at, "stepped", version, None)
+            if version:  # 0 is the theta before the first step
+                self._log(at, "stepped", version, None)
         self._forget_deleted()
 
     def versions(self) -> list[str]:

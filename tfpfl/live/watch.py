@@ -145,7 +145,8 @@ class Watch:
         opened = book.open_now()
         if opened is None:  # nobody is invited: devices work at their own speed
             nobody: dict = {name: [] for name in ("invited", "came", "waiting")}
-            return {"number": self.rounds.saved + 1, "began": None, "deadline": None, "moved": False} | nobody
+            number = self.rounds.saved + (view.kind == wire.VISIT)  # after the last step, its theta is scored
+            return {"number": number, "began": None, "deadline": None, "moved": False} | nobody
         invited = list(opened.arrival)
         began = opened.opened if view.kind in (wire.VISIT, KEYS) else view.deadline - rules.deadline
         came = [i for i in invited if book.counted(view.round_num, i) is not None]

@@ -74,6 +74,8 @@ class WatchTable:
             joined = about["clients"] - state["counts"].get("not joined", 0) - state["counts"].get("revoked", 0)
             few = f": {joined} of the {about['wait_for']} clients that it needs have joined"
             return Text(f"Round {state['saved'] + 1} waits for clients" + (few if joined < about["wait_for"] else ""))
+        if opened["deadline"] is None and state["doing"] == "score":
+            return Text(f"Round {opened['number']} is saved; devices score its theta")
         if opened["deadline"] is None:
             return Text(f"Round {opened['number']}: devices send updates at their own speed")
         left = max(opened["deadline"] - state["at"], 0)

@@ -206,7 +206,8 @@ function showRound() {
   }
   let text
   if (doing === 'done') text = 'The run is over: all rounds are saved.'
-  else if (round && round.deadline === null) text = 'Devices send updates at their own speed'
+  else if (round && round.deadline === null)
+    text = doing === 'score' ? 'All rounds are saved. Clients still score the last model' : 'Devices send updates at their own speed'
   else if (round && doing === 'visit') {
     const have = round.came.length === 1 ? 'has' : 'have'
     text = `${round.came.length} of ${count(round.invited.length, 'update')} ${have} come`
