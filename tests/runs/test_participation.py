@@ -107,6 +107,13 @@ def test_who_was_rejected_has_not_taken_part():
     assert took_part(config, history, [Score(1, good, LOCAL_COPY, "test", 5, 0.1, 0.9)]) == {good: 1}
 
 
+def test_a_device_that_came_without_scores_has_taken_part():
+    """In live rounds the history says who came. A device without test examples has no scores to send."""
+    history = [{"round": 1, "clients": 2, "came": "3 5"}, {"round": 2, "clients": 0, "came": ""}]
+    scores = [Score(1, 5, LOCAL_COPY, "test", 5, 0.1, 0.9)]
+    assert took_part(RunConfig(clients=10, data_seed=0, participation=0.2), history, scores) == {3: 1, 5: 1}
+
+
 def test_in_a_round_without_a_secure_sum_nobody_has_taken_part():
     """Fewer clients than the quorum came: the server could use the work of none of them."""
     config = RunConfig(clients=10, data_seed=0, participation=0.2)

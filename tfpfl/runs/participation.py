@@ -71,12 +71,15 @@ def visits(
     for place, row in enumerate(history):
         t = row["round"]
         rejected = {int(i) for i in _REJECTED.findall(str(row.get("rejected_clients") or ""))}
-        came = _came(config, population, t, work) if row.get("came") is None else set(map(int, row["came"].split()))
+        told = row.get("came")  # a device that came may have sent no scores, such as one without test examples
+        came = _came(config, population, t, work) if told is None else set(map(int, told.split()))
         if row.get("too_few") is not None:  # under secure aggregation: nothing could be used
             came = set()
         if came is None:
             came = reported[t] | rejected if t in reported else None if row["clients"] else set()
-        if came is None or len(came) != row["clients"] or (t in reported and reported[t] != came - rejected):
+        if came is None or len(came) != row["clients"]:
+            return None
+        if told is None and t in reported and reported[t] != came - rejected:
             return None
         for i in came - rejected - _dropped_stragglers(config, came, t):
             found.setdefault(i, []).append(place)
