@@ -38,6 +38,7 @@ from tfpfl.live.shown import Shown
 from tfpfl.live.watch import Watch, operator_token
 from tfpfl.live.watch_table import WatchTable
 from tfpfl.live.watching import STATES, WatchedServer
+from tfpfl.models import tree
 
 TOKEN = "an-operators-token-of-a-test"
 
@@ -145,6 +146,21 @@ def test_scores_that_come_late_are_shown(make_run, tmp_path, monkeypatch):
             assert [row["round"] for row in found["history"] if row["scores"]] == [5, 10]
         assert [row["round"] for row in watch.history if row["scores"]] == [5, 10]
         rounds.close()
+
+
+def test_the_model_that_clients_predict_with_is_shown_before_the_one_that_they_share(run):
+    """As of Ditto, whose history names the shared model first."""
+    rounds = LiveRounds(run, Rules(wait_for=2), 0.0)
+    row = {"round": 1, "clients": 2, "loss": 0.5, "seconds": 0.1}
+    scores = {"global test accuracy": 0.75, "local copy test accuracy": 0.25, "personal test accuracy": 0.5}
+    run.store.commit_round(1, tree.arrays(run.training().server_state()), {}, row | scores)
+    watch = Watch(rounds, TOKEN)
+    found = watch.state(0, 1.0)
+    text = shown(found)
+    assert "accuracy, all clients" in text and text.count("all clients") == 1
+    assert re.search("all clients .*50.0 %", text) and re.search("shared model .*75.0 %", text)
+    assert list(found["history"][0]["scores"]) == ["personal", "global", "local copy"]
+    rounds.close()
 
 
 def test_asynchronous_rounds_begin_with_the_first_and_end_with_the_last(make_run, tmp_path):

@@ -120,8 +120,9 @@ class WatchTable:
 def models(rows: Sequence[dict]) -> list[tuple[str, str]]:
     """(name, title) of the models that were scored, the one that clients predict with first."""
     found = {model for row in rows for model in row["scores"]}
-    own = "local copy"
-    return [*((m, "all clients") for m in sorted(found - {own})), *([(own, "after own work")] if own in found else [])]
+    own = next((model for model in ("personal", "fine-tuned", "global") if model in found), None)
+    others = {"global": "shared model", "local copy": "after own work"}
+    return [(own, "all clients")] * (own is not None) + [(m, t) for m, t in others.items() if m in found - {own}]
 
 
 def told(event: dict) -> str:
