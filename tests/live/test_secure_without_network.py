@@ -20,6 +20,7 @@ from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.live.secure_rounds import SecureRounds
 from tfpfl.live.secure_sum import open_sum
+from tfpfl.live.watch import Watch
 from tfpfl.runs.store import StoreError
 
 RULES = {"wait_for": 10, "deadline": 10, "phase": 5, "awake": 1e6, "secure": True, "clip": 1.0}
@@ -108,6 +109,27 @@ def test_with_fewer_than_the_threshold_the_round_fails_and_begins_again(secure_r
     check_step(secure_run, given, range(10))
     again = {i: phones[i].state.attempt()["secrets"] for i in phones}
     assert all(secrets[i][name] != again[i][name] for i in phones for name in secrets[i])
+    rounds.close()
+
+
+def test_after_an_attempt_that_failed_nobody_is_late_at_once(secure_run, tmp_path):
+    rounds, phones = joined(secure_run, Rules(**RULES), tmp_path, gradients(secure_run))
+    watch = Watch(rounds, "an-operators-token-of-a-test")
+    for client in (0, 1, 2):
+        phones[client].step(rounds, 1.0)
+    assert watch.state(0, 4.0)["round"]["came"] == [0, 1, 2]
+    for client in range(3, 10):
+        phones[client].step(rounds, 1.0)
+    rounds.tick(60.0)  # nobody has sent shares
+    assert reasons(rounds)
+    rounds.tick(61.0)
+    rounds.book.revoke(9, 61.5)
+    rounds.refresh()
+    found = watch.state(0, 62.0)
+    expected = {"began": 61.0, "deadline": 71.0, "moved": False, "came": [], "waiting": list(range(9))}
+    assert {name: found["round"][name] for name in expected} == expected
+    assert found["counts"]["working"] == 9 and found["counts"]["late"] == 0
+    assert watch.state(0, 66.5)["counts"]["late"] == 9
     rounds.close()
 
 

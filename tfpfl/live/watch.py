@@ -153,8 +153,10 @@ class Watch:
         began = opened.opened if view.kind in (wire.VISIT, KEYS) else view.deadline - rules.deadline
         came = [i for i in invited if book.counted(view.round_num, i) is not None]
         if view.kind in PHASES:  # whoever has sent the message of this phase
-            began = began if view.kind == KEYS else view.deadline - rules.phase
-            came = sorted(view.settings.keys() - view.waiting)
+            attempt = book.attempt(view.round_num).number
+            if view.kind != KEYS or attempt > 1:  # the time of an attempt that failed makes nobody late
+                began = view.deadline - (rules.deadline if view.kind == KEYS else rules.phase)
+            came = [i for i in sorted(view.settings) if book.message(view.round_num, attempt, view.kind, i) is not None]
         return {
             "number": view.round_num,
             "began": began,

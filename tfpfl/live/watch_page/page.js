@@ -208,6 +208,7 @@ function showRound() {
   if (doing === 'done') text = 'The run is over: all rounds are saved.'
   else if (round && round.deadline === null)
     text = doing === 'score' ? 'All rounds are saved. Clients still score the last model' : 'Devices send updates at their own speed'
+  else if (round?.phase) text = `Secure, phase ${round.phase}: ${count(round.waiting.length, 'client')} missing`
   else if (round && doing === 'visit') {
     const have = round.came.length === 1 ? 'has' : 'have'
     text = `${round.came.length} of ${count(round.invited.length, 'update')} ${have} come`
@@ -223,7 +224,8 @@ function showRound() {
   const shown = round ? (doing === 'visit' ? round.invited : round.waiting) : []
   keep($('now-cells'), shown.slice(0, 60), (client) => client, () => make('li'), (item, client) => {
     const waiting = round.waiting.includes(client)
-    const what = waiting ? (byId.get(client) === 'late' ? 'late' : 'working') : 'sent'
+    const came = round.came.includes(client) // who neither came nor is waited for was revoked, or is out of the attempt
+    const what = waiting ? (byId.get(client) === 'late' ? 'late' : 'working') : came ? 'sent' : (byId.get(client) ?? 'away')
     item.dataset.state = what
     item.title = `client ${client}: ${what}`
     write(item, `${client}${what === 'sent' ? ' ✓' : what === 'late' ? ' !' : ''}`)
