@@ -120,9 +120,9 @@ class WatchTable:
 def models(rows: Sequence[dict]) -> list[tuple[str, str]]:
     """(name, title) of the models that were scored, the one that clients predict with first."""
     found = {model for row in rows for model in row["scores"]}
-    own = next((model for model in ("personal", "fine-tuned", "global") if model in found), None)
+    own = [model for model in ("personal", "fine-tuned", "global") if model in found][:1]
     others = {"global": "shared model", "local copy": "after own work"}
-    return [(own, "all clients")] * (own is not None) + [(m, t) for m, t in others.items() if m in found - {own}]
+    return [(model, "all clients") for model in own] + [(m, t) for m, t in others.items() if m in found - {*own}]
 
 
 def told(event: dict) -> str:
