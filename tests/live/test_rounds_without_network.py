@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tfpfl.live import rounds as module
 from tfpfl.live.plan import visit_settings
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
-from tfpfl.live.serve import write_tokens
+from tfpfl.live.serve import serve, write_tokens
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.new_clients import adapt_new_clients
 
@@ -238,6 +239,27 @@ def test_a_run_that_diverges_ends_before_the_round_is_saved(make_run, tmp_path):
             rounds.tick(2.0)
         assert run.store.round_num == 0
         rounds.close()
+
+
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, DivergedError("round 2 diverged")])
+def test_a_server_that_is_stopped_or_diverges_leaves_history_and_summary(make_run, tmp_path, ends):
+    """No other command can write them: the heads of a live run are elsewhere."""
+
+    def started(address):
+        raise ends
+
+    with make_run(tmp_path / "run", participation=1.0, rounds=20, evaluate_every=0) as run:
+        rounds = joined(run, Rules(wait_for=10))
+        for i in range(10):
+            send(rounds, i)
+        rounds.tick(2.0)
+        rounds.close()
+        with pytest.raises((KeyboardInterrupt, DivergedError)):
+            serve(run, Rules(wait_for=10), port=0, on_start=started)
+        summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
+        assert (summary["rounds"], summary["clients_seen"]) == (1, 10)
+        assert summary["stopped"] == (None if ends is KeyboardInterrupt else "round 2 diverged")
+        assert len((run.folder / "history.csv").read_text(encoding="utf-8").splitlines()) == 2
 
 
 def test_a_lower_number_of_rounds_than_the_open_one_is_refused(make_run, tmp_path):

@@ -39,6 +39,8 @@ from tfpfl.live.watching import OPERATOR
 from tfpfl.models import tree
 from tfpfl.models.weights import Head
 from tfpfl.runs.folders import LIVE
+from tfpfl.runs.results import write_history
+from tfpfl.runs.training import DivergedError
 
 TOKENS = "tokens.json"  # {client's number: its token}, for the operator; only the file's owner can read it
 BUNDLES = "bundles"
@@ -226,7 +228,7 @@ def serve(
     new_tokens: Iterable[int] = (),
     revoked: Iterable[int] = (),
 ) -> None:
-    """Serves a run until its last round is saved.
+    """Serves a run until its last round is saved. Then, or if it is stopped or diverges, its summary is written.
 
     Args:
         run: an open `tfpfl.runs.run.Run`; its rounds so far are continued.
@@ -284,6 +286,12 @@ def serve(
 
         try:
             asyncio.run(main())
+        except (KeyboardInterrupt, DivergedError) as end:
+            if run.store.round_num:
+                run.stop_reason = str(end) if isinstance(end, DivergedError) else None
+                write_history(run.folder / "history.csv", run.store.history(), run.federation)
+                run.write_summary()  # nothing else writes it for a live run
+            raise
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
         run.write_summary()
