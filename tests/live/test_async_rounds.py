@@ -22,6 +22,7 @@ from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused, Rules
 from tfpfl.runs.store import StoreError
 from tfpfl.runs.training import DivergedError
+from tfpfl.studies.records import Record
 
 
 def joined(run, clients=range(10), now=0.0, **rules):
@@ -72,6 +73,17 @@ def test_the_server_steps_at_every_second_arrival(whole):
     rate = whole.config.hyperparameters["rho"] * alpha[1]
     assert rounds.work(1, 2.0)["settings"]["head_rate"] == pytest.approx(rate * gap / 2)  # as theta's step
     rounds.close()
+
+
+def test_what_a_run_costs_counts_every_visit_of_a_client_in_a_step(whole):
+    rounds = joined(whole)
+    for client in (0, 0, 0, 1):
+        send(rounds, client)
+    rounds.close()
+    summary = whole.write_summary()
+    assert [row["clients"] for row in whole.store.history()] == [1, 2] and summary["client_visits"] == 4
+    assert summary["bytes_down"] == 4 * 4 * rounds.update_size
+    assert Record.read(whole.folder).spent("passes")[-1] == 4 * sum(summary["passes"].values())
 
 
 def test_what_is_counted_and_what_is_not(whole):

@@ -91,6 +91,15 @@ def seconds_per_round(history: Sequence[Mapping[str, Any]]) -> float | None:
     return float(np.median(seconds)) if seconds else None
 
 
+def visits_of(row: Mapping[str, Any]) -> int:
+    """How many visits a round had. In an asynchronous one, a client may have come more than once: it has the updates.
+
+    Args:
+        row: of the history.
+    """
+    return row["updates"] if row.get("came") and "updates" in row else row["clients"]
+
+
 def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The seconds of a round (median, of the rounds that had clients), and the sums of bytes and visits.
 
@@ -101,7 +110,7 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seconds_per_round_median": seconds_per_round(history),
         "bytes_down": sum(row.get("bytes_down", 0) for row in history),
         "bytes_up": sum(row.get("bytes_up", 0) for row in history),
-        "client_visits": sum(row["clients"] for row in history),
+        "client_visits": sum(map(visits_of, history)),
     }
 
 

@@ -28,6 +28,7 @@ from tfpfl.runs.folders import check_free
 from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
 from tfpfl.runs.needs import check_needs
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, half_interval, metrics_of
+from tfpfl.runs.results import visits_of
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import DivergedError
 from tfpfl.studies.records import Described, Record, common_federations
@@ -296,7 +297,7 @@ def _row(
         return factor * statistics.over_seeds([record.worst(fraction, protocol) for record in s.records])[0]
 
     history = [row for record in s.records for row in record.history]
-    visits = sum(row["clients"] for row in history)
+    visits = sum(map(visits_of, history))
     sent = sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in history)
     passes, flops = (s.records[0].summary.get(name) for name in ("passes", "flops"))
     score, half = (factor * number for number in mean_score(s, protocol))

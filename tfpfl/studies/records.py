@@ -17,7 +17,7 @@ from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import participation, protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result, Score
-from tfpfl.runs.results import seconds_per_round
+from tfpfl.runs.results import seconds_per_round, visits_of
 from tfpfl.runs.store import OtherRun, RunStore
 from tfpfl.runs.store_content import check_of_run
 
@@ -243,8 +243,8 @@ class Record:
         of: dict[str, Callable[[dict], float]] = {
             "rounds": lambda row: 1,
             "bytes": lambda row: row.get("bytes_down", 0) + row.get("bytes_up", 0),
-            "passes": lambda row: row["clients"] * sum(self.summary["passes"].values()),
-            "flops": lambda row: row["clients"] * self.summary["flops"],
+            "passes": lambda row: visits_of(row) * sum(self.summary["passes"].values()),
+            "flops": lambda row: visits_of(row) * self.summary["flops"],
             "seconds": lambda row: self.seconds_per_round if row["clients"] else 0.0,
             "virtual seconds": lambda row: row["virtual_seconds"],
         }

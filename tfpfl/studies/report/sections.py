@@ -9,6 +9,7 @@ from tfpfl.runs import statistics
 from tfpfl.runs.command import command
 from tfpfl.runs.metrics import in_unit, shown_score, times, word
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, PROTOCOLS
+from tfpfl.runs.results import visits_of
 from tfpfl.studies import plots
 from tfpfl.studies.comparison import INTERVALS
 from tfpfl.studies.plots.clients import WORST
@@ -207,7 +208,7 @@ def costs(rows: list[RunGroup]) -> list:
     """A table of bytes, passes and seconds: per client and round, and in all."""
     table = []
     for s in rows:
-        visits = np.array([max(sum(row["clients"] for row in r.history), 1) for r in s.records])
+        visits = np.array([max(sum(map(visits_of, r.history)), 1) for r in s.records])
         down, up = (
             np.mean([sum(row.get(way, 0) for row in r.history) for r in s.records] / visits)
             for way in ("bytes_down", "bytes_up")
