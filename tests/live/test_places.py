@@ -94,6 +94,9 @@ def test_who_joins_counts_from_the_next_round_and_the_weights_are_those_of_who_c
             "7": {"examples": 10, "classes": 4, "since": 1},
         }
         rounds.close()
+        summary = run.write_summary()
+        assert summary["clients_seen"] == 3 and summary["client_visits"] == 5
+        assert summary["flops"] is None  # nobody knows the examples of a visit; the places' 2 are none
 
 
 def moved_of(rounds):

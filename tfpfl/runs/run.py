@@ -31,6 +31,7 @@ from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.algorithms.transforms.secure import quorum
 from tfpfl.checks import InvalidArgument, Unavailable, check_type, warn_user
 from tfpfl.data import Federation
+from tfpfl.data.places import is_places
 from tfpfl.engines.engine import check_engine
 from tfpfl.engines.inputs import check_fits
 from tfpfl.engines.local.simulation import check_fused
@@ -407,16 +408,15 @@ class Run:
 
     @cached_property
     def flops(self) -> float | None:
-        """Floating point operations of one visit, for mean N_i and K_i; None if this TensorFlow cannot count them."""
+        """Operations of a visit, for mean N_i and K_i; None if they cannot be counted, or only devices know N_i."""
         examples, classes = (float(np.mean(n)) for n in (self.population.num_examples, self.population.num_classes))
         given, work = self.config.hyperparameters, self.work
         if given.get("batch_size") and not given.get("epochs"):  # the steps do not follow N_i: those of a usual client
             place = int(np.argmin(np.abs(self.population.num_examples - examples)))
             examples, work = float(self.population.num_examples[place]), first_visit(self, place)
-        try:
-            return visit_flops(work, self.model, examples, classes)
-        except Unavailable:
-            return None
+        with suppress(Unavailable):
+            return None if is_places(self.federation) else visit_flops(work, self.model, examples, classes)
+        return None
 
     def write_summary(self) -> dict:
         """Writes summary.json and returns its content. `stopped` keeps the reason why these rounds stopped earlier."""

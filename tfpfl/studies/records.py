@@ -237,7 +237,7 @@ class Record:
                 f"{self.folder} has no summary.json, which has the {what}; `tfpfl evaluate` writes it"
             )
         if what == "flops" and self.summary["flops"] is None:
-            raise InvalidArgument(f"the TensorFlow that ran {self.folder} could not count operations: take 'passes'")
+            raise InvalidArgument(f"the operations of {self.folder} could not be counted: take 'passes'")
         if what == "virtual seconds" and not self.config.client_seconds:
             raise InvalidArgument(f"{self.folder} has no virtual clock: it was run without client_seconds")
         of: dict[str, Callable[[dict], float]] = {
