@@ -17,6 +17,8 @@ from tflite_export.device.live import client as module
 from tflite_export.device.live.client import Answer, LiveDevice, ServerError
 from tflite_export.device.live.connection import Connection, NotTrusted, trusting
 from tflite_export.device.live.rests import Rests
+from tfpfl.checks import InvalidArgument
+from tfpfl.live.watching import WatchedServer
 
 
 @pytest.fixture
@@ -143,6 +145,17 @@ def test_a_token_is_not_sent_by_http_to_another_machine(tmp_path, monkeypatch, c
     told = capsys.readouterr().err
     assert told.startswith("Error: http is for a server on this machine alone (127.0.0.1, ::1, localhost): others ")
     assert told.endswith(f"Give the server --tls, and the device its address with https://, found 'http://{host}'\n")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:84433", "http://localhost:port", "https://[::1"])
+def test_an_address_that_cannot_be_one_is_refused_at_once(tmp_path, url):
+    """It was asked again and again; the first one was another port of this machine, which got the token."""
+    examples = {"train": (np.zeros((3, 4), np.float32), np.array([0, 1, 0]))}
+    said = "a server's address is such as https://example.org:8443, found "
+    with pytest.raises(InvalidInput, match=said):
+        LiveDevice(url, tmp_path / "state", examples, "a token")
+    with pytest.raises(InvalidArgument, match=said):
+        WatchedServer(url, "an-operators-token")
 
 
 def test_patience_begins_when_the_server_goes_away(tmp_path, monkeypatch):

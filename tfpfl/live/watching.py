@@ -57,8 +57,12 @@ class WatchedServer:
         context: ssl.SSLContext | None = None,
         waiting: Callable[[str, float], None] = lambda why, seconds: None,
     ):
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urllib.parse.urlsplit(url)
+            is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # such as a bracket that is not closed, or a port above 65535
+            is_server = False
+        if not is_server:
             raise InvalidArgument(f"a server's address is such as https://example.org:8443, found {url!r}")
         token = (token or parts.fragment).strip()
         if not token:

@@ -26,8 +26,8 @@ def check_way(url: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
     try:
-        host = urlsplit(url).hostname
-    except ValueError:  # such as a bracket that is not closed
+        host, _ = urlsplit(url).hostname, urlsplit(url).port
+    except ValueError:  # such as a bracket that is not closed, or a port above 65535
         host = None
     if not host:
         raise InvalidInput(f"a server's address is such as https://example.org:8443, found {url!r}")
