@@ -266,6 +266,20 @@ def test_who_was_away_before_a_start_of_the_server_is_away_after_it(whole, stopp
     rounds.close()
 
 
+def test_who_was_away_is_away_after_a_start_also_if_the_clock_was_set_back_before(whole):
+    rounds, rules = joined(whole, now=1e6, awake=90.0), Rules(buffer=2, wait_for=10, awake=90.0)
+    send(rounds, 8, now=1e6 + 1.0)
+    rounds.close()
+    rounds = AsyncRounds(whole, rules, 1000.0)
+    for client in range(7):
+        send(rounds, client, now=1000.0 + 100 * client)
+    rounds.close()
+    rounds = AsyncRounds(whole, rules, 1700.0)
+    send(rounds, 8, now=1702.0)
+    assert rounds.book.arrivals(8)[0].arrival.since == 8  # it was paid for all arrivals since its last one
+    rounds.close()
+
+
 @pytest.mark.parametrize(("client", "since"), {"new": (9, 8), "back": (8, 8), "slow": (7, 2)}.values())
 def test_a_start_of_the_server_during_a_visit_makes_no_client_away_or_owed_more(whole, client, since):
     """A client that had joined just before was paid for all arrivals since the run began, with one huge step."""

@@ -94,9 +94,13 @@ class AsyncBook(Book):
 
     def unheard(self) -> dict[int, float]:
         """For how many seconds before the last event nothing had come of a client: {client: seconds}."""
-        (last,) = self._rows("SELECT MAX(at) FROM event")[0]
-        heard = "SELECT client, MAX(at) FROM event WHERE client IS NOT NULL AND what != 'revoked' GROUP BY client"
-        return {client: last - at for client, at in self._rows(heard)}
+        clock, before, heard = 0.0, None, {}
+        for at, what, client in self._rows("SELECT at, what, client FROM event ORDER BY number"):
+            clock += 0.0 if before is None else max(at - before, 0.0)  # it may have been set back between two starts
+            before = at
+            if client is not None and what != "revoked":
+                heard[client] = clock
+        return {client: clock - at for client, at in heard.items()}
 
     def end_step(self, version: int, theta: str, at: float) -> None:
         """Ends a step that the run's store has: keeps which theta it made, and only the hashes of what was sent."""
