@@ -556,6 +556,15 @@ def test_clients_without_enough_rows_for_a_test_part_are_told(tmp_path):
         Federation.from_table(table, **WHO, out=tmp_path / "g", test_fraction=0.0)
 
 
+def test_a_column_of_the_split_without_test_rows_is_told_as_such(tmp_path):
+    table = rows() | {"part": ["train"] * 20 + ["validation"] * 4}
+    with pytest.warns(
+        TfpflWarning, match="the test parts of all clients are empty: .* rows whose split is test"
+    ) as said:
+        Federation.from_table(table, **WHO, split="part", out=tmp_path / "f")
+    assert not [w for w in said if "test_fraction" in str(w.message)]  # which cuts nothing here
+
+
 def test_labels_of_bytes_for_missing_values_are_refused_too(tmp_path):
     table = rows() | {"state": np.array([b"1", b"0"] * 11 + [b"NA", b"1"])}
     with pytest.raises(InvalidArgument, match="column 'state' has 'NA' in 1 rows, the first in row 23"):

@@ -83,8 +83,16 @@ def write_clients(
         )
         for place, x in enumerate(arrays)
     ]
-    cut_test(rows, ["test" in parts for parts in data.values()], test_fraction, seed)
-    if test_fraction and not any(len(test) for *_, test in rows):
+    given = ["test" in parts for parts in data.values()]
+    cut_test(rows, given, test_fraction, seed)
+    without = not any(len(test) for *_, test in rows)
+    if without and all(given):
+        warn_user(
+            "the test parts of all clients are empty: there are no test examples, and nothing will be measured on "
+            "them. Give some (in a table, rows whose split is test), or leave the parts out, and a part of the "
+            "training examples is set aside for test"
+        )
+    elif without and test_fraction:
         warn_user(
             f"no client has so many examples that {test_fraction:g} of them, rounded down, is one: there are no test "
             "examples, and nothing will be measured on them. Take a larger test_fraction (--test-fraction), or give a "
