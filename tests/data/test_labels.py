@@ -116,6 +116,25 @@ def test_names_of_classes_have_an_order(tmp_path, names):
             Federation.from_clients(two(y), class_names=names, out=tmp_path / "f", **given)
 
 
+def test_names_of_classes_that_are_bytes_are_text_as_labels_are():
+    """They had been called "b'ill'", and labels of bytes had not been among them."""
+    y = np.array([b"well", "krank ä".encode()])[np.arange(12) % 2]
+    source = Source.from_arrays(X, y, class_names=np.unique(y))
+    assert source.class_names == ["krank ä", "well"] and source.y_train[:2].tolist() == [1, 0]
+    assert Source.from_arrays(X, np.arange(12) % 2, class_names=[b"well", "ill"]).class_names == ["well", "ill"]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.float32("nan")])
+@pytest.mark.parametrize("targets", [None, "binary"])
+def test_a_name_of_a_class_that_is_missing_is_no_name(tmp_path, missing, targets):
+    """The class had been called 'None' or 'nan'."""
+    y = np.arange(12) % 2 if targets is None else np.eye(2)[np.arange(12) % 2]
+    with pytest.raises(
+        InvalidArgument, match=f"class_names has {missing} as number 1, which is no name: give every one"
+    ):
+        Federation.from_clients(two(y), class_names=["well", missing], targets=targets, out=tmp_path / "f")
+
+
 def test_names_that_differ_only_in_spaces_are_said(tmp_path):
     """A class or a client of a typing error would be one of its own."""
     y = np.array(["cat", "dog", "cat "] * 4)

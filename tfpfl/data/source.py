@@ -277,16 +277,15 @@ def class_ids(
         InvalidArgument: some labels are integers and some are names; `class_names` is no list, or lacks a name; two
             classes have one name; an id is not below C; or there are more than a million classes without names.
     """
-    check_ordered(class_names)
-    class_names = None if class_names is None else list(class_names)  # it may be a generator
+    class_names = listed_names(class_names)
     found = [part for part in parts if len(part)]
     if len({part.dtype.kind == "U" for part in found}) > 1:
         raise InvalidArgument("labels must be all integers or all names of classes, found both")
     present = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int32)
-    if class_names is not None and len(set(map(str, class_names))) < len(class_names):
+    if class_names is not None and len(set(class_names)) < len(class_names):
         raise InvalidArgument("class_names has one name twice: make them different, as tables name classes by them")
     if present.dtype.kind == "U":
-        names = present.tolist() if class_names is None else [str(name) for name in class_names]
+        names = present.tolist() if class_names is None else class_names
         say_alike("classes", names)
         place = {name: i for i, name in enumerate(names)}
         absent = next((name for name in present.tolist() if name not in place), None)
@@ -322,20 +321,27 @@ def class_ids(
     return list(parts), names
 
 
-def check_ordered(class_names: Any) -> None:
-    """Checks that names of classes or outputs, or None, have an order that is meant: they are numbered by it.
+def listed_names(class_names: Any) -> list[str] | None:
+    """Names of classes or outputs as texts, or None, after the check that they have an order: they are numbered by it.
 
     Raises:
         InvalidArgument: they are a set, or a dict, of which only the keys would be read; or one text, or no list at
-            all.
+            all; or a name is missing, such as None, or bytes that are no text.
     """
     if class_names is None:
-        return
+        return None
     if isinstance(class_names, Mapping | Set | str) or not isinstance(class_names, Iterable):
         raise InvalidArgument(
             f"class_names must be a list with one name for each class, in the order of their numbers; found a "
             f"{type(class_names).__name__}"
         )
+    names = list(class_names)  # it may be a generator
+    for place, name in enumerate(names):
+        if not isinstance(name, str | bytes) and is_missing(name):
+            raise InvalidArgument(
+                f"class_names has {plain(name)!r} as number {place}, which is no name: give every one"
+            )
+    return [as_text(name, f"class_names: number {place}") for place, name in enumerate(names)]
 
 
 def check_same_length(x: np.ndarray, y: np.ndarray, what: str) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from tfpfl.checks import InvalidArgument, check_choice, one_line, warn_user
 from tfpfl.data.arrays import as_array, coarse, first_of
 from tfpfl.data.manifest import SORTS, FederationError
-from tfpfl.data.source import LARGE, LARGEST, check_ordered
+from tfpfl.data.source import LARGE, LARGEST, listed_names
 
 FILE = "targets.raw"
 
@@ -52,8 +52,8 @@ class Targets(NamedTuple):
         Raises:
             InvalidArgument: the names are no list, there are more or fewer than outputs, or two outputs have one name.
         """
-        check_ordered(names)
-        names = _numbered(width) if names is None else list(map(str, names))
+        given = listed_names(names)
+        names = _numbered(width) if given is None else given
         if len(names) != width:
             raise InvalidArgument(f"targets have {width} outputs, but class_names has {len(names)} names: name each")
         if len(set(names)) < width:
