@@ -186,7 +186,6 @@ def test_runs_that_cannot_be_on_places(places, tmp_path):
         assert rounds.view.kind == wire.VISIT
         rounds.close()
     for given, why in (
-        ({"clients": 0}, "at least 1 client"),
         ({"dtype": "text"}, "dtype must be"),
         ({"scale": np.nan}, "finite"),
     ):
@@ -195,6 +194,30 @@ def test_runs_that_cannot_be_on_places(places, tmp_path):
             make_places(tmp_path / "new", **how)
     with pytest.raises(FederationError, match="exists already"):
         make_places(places.path, clients=2, example_shape=(8, 8, 1), class_names=10)
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        ({"clients": 0}, "clients must be at least 1"),
+        ({"clients": 2.5}, "clients must be a whole number"),
+        ({"example_shape": 28}, "example_shape must be a list"),
+        ({"example_shape": (2.5,)}, "example_shape must be whole numbers"),
+        ({"class_names": 1}, "2 to 1,000,000 classes; found 2 clients, shape \\(8,\\) and 1 classes"),
+        ({"class_names": 10**9}, "and 1000000000 classes"),
+        ({"class_names": "ab"}, "class_names must be a list"),
+        ({"class_names": {"a", "b"}}, "class_names must be a list"),
+        ({"class_names": ["a", "b", ""]}, "class 2 has an empty name"),
+        ({"class_names": ["a", None]}, "None as number 1, which is no name"),
+        ({"shift": None}, "shift must be a number"),
+    ],
+)
+def test_what_places_cannot_be_is_refused_before_a_run_is_made_on_them(tmp_path, given, why):
+    """An empty name was refused when a device wanted its bundle; "ab" was two classes, and 10**9 took all memory."""
+    with pytest.raises(InvalidArgument, match=why):
+        make_places(tmp_path / "new", **{"clients": 2, "example_shape": (8,), "class_names": 10} | given)
+    made = make_places(tmp_path / "new", clients=2, example_shape=(8,), class_names=np.int64(3))
+    assert made.class_names == ["0", "1", "2"]
 
 
 def test_secure_rounds_on_places_count_with_the_most_examples_that_a_device_may_say(places, tmp_path):

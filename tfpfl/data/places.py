@@ -8,14 +8,16 @@ every place has two examples of zeros; nothing is trained on them.
 import math
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_listed, check_numbers, check_whole_number
 from tfpfl.data.federation import Federation
-from tfpfl.data.source import Source
+from tfpfl.data.population import whole_numbers
+from tfpfl.data.source import MOST_CLASSES, Source, listed_names
 from tfpfl.data.writing import absent, describe_source, write_federation
 
 PLACES = "places"  # what the manifest has in place of a partitioner
@@ -51,20 +53,33 @@ def make_places(
         name: the name of the data, for tables.
 
     Raises:
-        InvalidArgument: a number is out of range; or the zeros would take more than 2 GB.
+        InvalidArgument: a number is none or out of range; the names have no order, or one is empty or missing; or the
+            zeros would take more than 2 GB.
         FederationError: `out` exists already.
     """
-    folder, shape = absent(out), tuple(int(n) for n in example_shape)
-    names = [str(i) for i in range(class_names)] if isinstance(class_names, int) else [str(n) for n in class_names]
-    if not 1 <= clients < 2**31 or not shape or min(shape) < 1 or len(names) < 2:
+    folder = absent(out)
+    check_whole_number(1, clients=clients)
+    check_listed("example_shape", example_shape, "[28, 28, 1]")
+    shape = tuple(whole_numbers("example_shape", list(example_shape)).tolist())
+    if isinstance(class_names, Integral):
+        names = [str(i) for i in range(min(class_names, MOST_CLASSES + 1))]
+    else:
+        names = listed_names(class_names) or []
+    if clients >= 2**31 or not shape or min(shape) < 1 or not 2 <= len(names) <= MOST_CLASSES:
+        found = class_names if isinstance(class_names, Integral) else len(names)
         raise InvalidArgument(
-            f"places need at least 1 client, a shape of positive numbers and 2 classes; found {clients} clients, shape "
-            f"{shape} and {len(names)} classes"
+            f"places need fewer than 2^31 clients, a shape of positive numbers, and 2 to {MOST_CLASSES:,} classes; "
+            f"found {clients} clients, shape {shape} and {found} classes"
+        )
+    if "" in names:
+        raise InvalidArgument(
+            f"class {names.index('')} has an empty name, and a device knows classes by their names: give it one"
         )
     if dtype not in _DTYPES:
         raise InvalidArgument(f"dtype must be one of {', '.join(_DTYPES)}; found {dtype!r}")
     if 2 * clients * math.prod(shape) * np.dtype(dtype).itemsize > _MOST_BYTES:
         raise InvalidArgument(f"{clients} places with examples of shape {shape} take more than 2 GB: take fewer")
+    check_numbers(shift=shift, **({} if scale is None else {"scale": scale}))
     if scale is None:
         scale = 1 / 255 if dtype == "uint8" else 1.0
     if not all(map(math.isfinite, (scale, shift))):
