@@ -662,9 +662,10 @@ def test_no_folder_is_left_that_nothing_can_open(tmp_path, given, message):
     assert not list(tmp_path.iterdir())
 
 
-def client_data(*names):
+def client_data(*names, empty=None):
     def dataset(name):
-        return tf.data.Dataset.from_tensor_slices((np.ones((8, 2), np.float32), np.arange(8) % 2))
+        rows = 0 if name == empty else 8
+        return tf.data.Dataset.from_tensor_slices((np.ones((rows, 2), np.float32), np.arange(rows) % 2))
 
     return SimpleNamespace(client_ids=list(names), create_tf_dataset_for_client=dataset)
 
@@ -672,6 +673,18 @@ def client_data(*names):
 def test_clients_that_only_the_test_data_have_are_not_dropped(tmp_path):
     with pytest.raises(InvalidArgument, match="2 clients have test data and no training data, the first is 'c'"):
         Federation.from_clients(client_data("a", "b"), client_data("d", "b", "a", "c"), out=tmp_path / "f")
+
+
+def test_test_data_that_are_empty_or_no_client_data_are_told_as_such(tmp_path):
+    for test, why in (
+        (client_data("a", "b", empty="b"), "client 'b' has no test examples: give it some"),
+        (
+            {"a": (np.ones((8, 2)), np.arange(8) % 2)},
+            "test= must be a ClientData, as the training examples are, found d",
+        ),
+    ):
+        with pytest.raises(InvalidArgument, match=why):
+            Federation.from_clients(client_data("a", "b"), test, out=tmp_path / "f")
 
 
 def test_what_a_masked_array_hides_is_not_stored(tmp_path):

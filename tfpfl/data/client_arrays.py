@@ -143,7 +143,12 @@ def client_arrays(
         InvalidArgument: a client has no training data, an unknown part, arrays that do not fit together, or, where
             `test` is given, no test data.
     """
-    if hasattr(clients, "client_ids") and hasattr(clients, "create_tf_dataset_for_client"):
+    if _is_client_data(clients):
+        if test is not None and not _is_client_data(test):
+            raise InvalidArgument(
+                f"test= must be a ClientData, as the training examples are, found {type(test).__name__}: make one of "
+                "it, or give all examples as arrays, {'train': (x, y), 'test': (x, y)} for each client"
+            )
         absent = [] if test is None else sorted(set(clients.client_ids) - set(test.client_ids))
         if absent:
             raise InvalidArgument(f"{len(absent)} clients have no test data, the first is {absent[0]!r}")
@@ -155,9 +160,11 @@ def client_arrays(
             )
         found = {}
         for client in clients.client_ids:
-            found[client] = {"train": _dataset_arrays(clients.create_tf_dataset_for_client(client), client, targets)}
-            if test is not None:
-                found[client]["test"] = _dataset_arrays(test.create_tf_dataset_for_client(client), client, targets)
+            datasets = {"train": clients} | ({} if test is None else {"test": test})
+            found[client] = {
+                part: _dataset_arrays(data.create_tf_dataset_for_client(client), client, part, targets)
+                for part, data in datasets.items()
+            }
         return found
     if test is not None:
         raise InvalidArgument(
@@ -183,6 +190,10 @@ def client_arrays(
     for (client, part, x, y), several in zip(given, all_several, strict=True):
         found.setdefault(client, {})[part] = _checked_part(client, part, x, y, several, targets)
     return found
+
+
+def _is_client_data(value: Any) -> bool:
+    return hasattr(value, "client_ids") and hasattr(value, "create_tf_dataset_for_client")
 
 
 def _say_same_parts(data: Mapping[Any, Mapping[str, tuple[Any, np.ndarray]]]) -> None:
@@ -223,7 +234,7 @@ def _checked_y(y: Any, targets: str | None, what: str) -> np.ndarray:
     return as_labels(y, what) if targets is None else as_targets(y, targets, what)
 
 
-def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[Any, np.ndarray]:
+def _dataset_arrays(dataset: Any, client: Any, part: str, targets: str | None) -> tuple[Any, np.ndarray]:
     """The arrays (x, y) of a client's tf.data.Dataset of pairs (x, y), or of dicts of a label and one other feature."""
     xs, ys = [], []
     for element in dataset.as_numpy_iterator():
@@ -245,7 +256,7 @@ def _dataset_arrays(dataset: Any, client: Any, targets: str | None) -> tuple[Any
         xs.append(element[0])
         ys.append(element[1])
     if not xs:
-        raise InvalidArgument(f"client {client!r} has no examples")
+        raise InvalidArgument(f"client {client!r} has no {part} examples: give it some, or leave this client out")
     _check_single(client, dataset.element_spec, xs[0], ys[0], targets)
     what = f"client {client!r}:"
     y = _checked_y(np.stack(ys), targets, what)
