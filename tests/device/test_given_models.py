@@ -11,7 +11,7 @@ from helpers.marks import slow_but
 from tflite_export import ExportError, export
 from tflite_export.convert.personal import personal_model
 from tflite_export.device.runtime import write_manifest
-from tfpfl.checks import TfpflWarning
+from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.models import SplitModel
 from tfpfl.models.weights import Head
 
@@ -30,7 +30,14 @@ SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # 
         ({"preprocessing": {"scale": 1 / 255, "shift": 0.0}}, "preprocessing has scale, but not stored_dtype"),
         ({"preprocessing": {"mean": np.zeros(3)}}, "preprocessing cannot be written to the manifest"),
         ({"labels": ["a", "b", "a"]}, "two labels are 'a'"),
-        ({"labels": "abc"}, "labels must be a list of names, found the text 'abc'"),
+        ({"labels": "abc"}, "labels must be a list with one name for each class, .*; found a str"),
+        ({"labels": {0: "a", 1: "b", 2: "c"}}, "labels must be a list with one name for each class, .*; found a dict"),
+        ({"labels": {"a", "b", "c"}}, "labels must be a list with one name for each class, .*; found a set"),
+        ({"labels": ["a", None, "c"]}, "labels has None as number 1, which is no name"),
+        ({"training": [("tau", 5)]}, "training must be a dict; found list"),
+        ({"preprocessing": "uint8"}, "preprocessing must be a dict; found 'uint8'"),
+        ({"train": X}, r"train must be a pair \(x, y\), where y may be None; found a ndarray"),
+        ({"train": (list(X[:2]) + [X[0, :5]], Y[:3])}, "train examples cannot be made an array: they have different"),
         ({"client": 99}, "client=99 says which client of a run is meant"),
         ({"labels": ["a", "", "b"]}, "class 1 has an empty name, and a device knows classes by their names"),
         ({"train": (X[:, :5], Y)}, r"train: the examples must be numbers \['N', 8\], found float32 \[20, 5\]"),
@@ -43,7 +50,7 @@ SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # 
     ],
 )
 def test_what_cannot_be_exported_is_refused_at_once(given, message, tmp_path):
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises(InvalidArgument, match=message):
         export(SOURCE, out=tmp_path / "b", **given)
     assert list(tmp_path.iterdir()) == []
 
@@ -52,6 +59,20 @@ def test_another_source_is_refused(tmp_path):
     for source, found in ((SOURCE[:2], "SplitModel, tuple"), ((MODEL.backbone, *SOURCE[1:]), ".*, tuple, Head")):
         with pytest.raises(ExportError, match=rf"must be \(SplitModel, theta, head\), .* found \({found}\)"):
             export(source, out=tmp_path / "b")
+
+
+@pytest.mark.parametrize("head", [None, keras.layers.Dense(3), (np.zeros((6, 3)),), np.zeros(3), "head"])
+def test_a_head_that_is_no_pair_of_arrays_is_refused(head):
+    with pytest.raises(
+        ExportError, match=r"the head a pair of arrays, kernel \[6, K\] and bias \[K\]|a head on 6 feat"
+    ):
+        personal_model((*SOURCE[:2], head), None)
+    with pytest.raises(ExportError, match=r"a head on 6 features .* found \[6, 0\] and \[0\]"):
+        personal_model((*SOURCE[:2], Head(np.zeros((6, 0)), np.zeros(0))), None)
+
+
+def test_names_that_are_bytes_are_text():
+    assert personal_model(SOURCE, None, labels=[b"a", "b", "c\n"]).labels == ["a", "b", "c\\n"]
 
 
 def test_a_model_that_draws_has_no_rounds_and_says_so():

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Mapping
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +13,12 @@ from tflite_export.convert.several import Packed, of_one_array, packed_examples
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import repeated
 from tflite_export.device.manifest import check_entry
-from tfpfl.checks import InvalidArgument, one_line, warn_user
+from tfpfl.checks import InvalidArgument, check_type, one_line, warn_user
 from tfpfl.data import find_client
+from tfpfl.data.arrays import as_array
 from tfpfl.data.description import feature_columns
 from tfpfl.data.layout import is_several
+from tfpfl.data.source import listed_names
 from tfpfl.models.trunk import Trunk
 from tfpfl.models.weights import Head, Weights
 from tfpfl.runs.client_model import ClientModels, class_names
@@ -283,11 +287,20 @@ def _given(
     if model.draws and rounds is None:
         warn_user(f"this model is exported without rounds on a device: {_DRAWS}")
     model = of_one_array(model)
-    theta, head = tuple(np.asarray(w, np.float32) for w in theta), Head(*(np.asarray(w, np.float32) for w in head))
+    for what, entries in (("training", training), ("preprocessing", preprocessing)):
+        check_type(what, entries, (Mapping, NoneType), "a dict")
+    try:
+        theta, head = tuple(np.asarray(w, np.float32) for w in theta), Head(*(np.asarray(w, np.float32) for w in head))
+    except (TypeError, ValueError) as error:
+        raise ExportError(
+            "theta must be a list of arrays, one for each weight of the backbone, and the head a pair of arrays, "
+            f"kernel [{model.num_features}, K] and bias [K]: {error}"
+        ) from None
     shapes = [w.shape for w in model.initial_theta]
     if [w.shape for w in theta] != shapes:
         raise ExportError(f"theta must have the shapes {shapes}, found {[w.shape for w in theta]}")
-    if head.kernel.shape[:1] != (model.num_features,) or head.bias.shape != head.kernel.shape[1:]:
+    shape = head.kernel.shape
+    if shape[:1] != (model.num_features,) or head.bias.shape != shape[1:] or not head.bias.size:
         raise ExportError(
             f"a head on {model.num_features} features has a kernel [{model.num_features}, K] and a bias [K], found "
             f"{list(head.kernel.shape)} and {list(head.bias.shape)}"
@@ -305,9 +318,8 @@ def _given(
             "with rounds=False"
         )
     k = head.bias.shape[0]
-    if isinstance(labels, str):
-        raise ExportError(f"labels must be a list of names, found the text {labels!r}")
-    labels = [str(i) for i in range(k)] if labels is None else [one_line(name) for name in labels]
+    names = listed_names(labels, "labels")
+    labels = [str(i) for i in range(k)] if names is None else list(map(one_line, names))
     if len(labels) != k:
         raise ExportError(f"the head has {k} outputs, but there are {len(labels)} labels")
     of_classes = k if model.kind.label.is_classes else None
@@ -372,10 +384,12 @@ def _examples(name, examples, model, classes):
     """
     if examples is None or is_several(model.input_shape):
         return examples
+    if not (isinstance(examples, tuple | list) and len(examples) == 2):
+        raise ExportError(f"{name} must be a pair (x, y), where y may be None; found a {type(examples).__name__}")
     x, y = examples
     if isinstance(model, Packed):
         x = model.arrays.packed(x)
-    x, shape = np.asarray(x), tuple(model.input_shape)
+    x, shape = as_array(x, f"{name} examples"), tuple(model.input_shape)
     if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype.kind not in "fiub":
         raise ExportError(f"{name}: the examples must be numbers {['N', *shape]}, found {x.dtype} {list(x.shape)}")
     x = x.astype(np.int32 if model.reads == "whole" else np.float32, copy=False)

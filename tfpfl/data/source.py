@@ -321,7 +321,7 @@ def class_ids(
     return list(parts), names
 
 
-def listed_names(class_names: Any) -> list[str] | None:
+def listed_names(class_names: Any, what: str = "class_names") -> list[str] | None:
     """Names of classes or outputs as texts, or None, after the check that they have an order: they are numbered by it.
 
     Raises:
@@ -332,16 +332,14 @@ def listed_names(class_names: Any) -> list[str] | None:
         return None
     if isinstance(class_names, Mapping | Set | str) or not isinstance(class_names, Iterable):
         raise InvalidArgument(
-            f"class_names must be a list with one name for each class, in the order of their numbers; found a "
+            f"{what} must be a list with one name for each class, in the order of their numbers; found a "
             f"{type(class_names).__name__}"
         )
     names = list(class_names)  # it may be a generator
     for place, name in enumerate(names):
         if not isinstance(name, str | bytes) and is_missing(name):
-            raise InvalidArgument(
-                f"class_names has {plain(name)!r} as number {place}, which is no name: give every one"
-            )
-    return [as_text(name, f"class_names: number {place}") for place, name in enumerate(names)]
+            raise InvalidArgument(f"{what} has {plain(name)!r} as number {place}, which is no name: give every one")
+    return [as_text(name, f"{what}: number {place}") for place, name in enumerate(names)]
 
 
 def check_same_length(x: np.ndarray, y: np.ndarray, what: str) -> None:
