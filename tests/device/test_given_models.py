@@ -71,6 +71,26 @@ def test_a_head_that_is_no_pair_of_arrays_is_refused(head):
         personal_model((*SOURCE[:2], Head(np.zeros((6, 0)), np.zeros(0))), None)
 
 
+@pytest.mark.parametrize(("wrong", "found"), [(9, "9"), (-1, "-1"), (0.5, "0.5")])
+def test_tokens_that_the_model_does_not_know_are_refused(wrong, found):
+    """TensorFlow's error came of test examples; of training examples, the file of full int8 was left out."""
+    one, other = keras.Input((4,)), keras.Input((2,))
+    words = keras.layers.Flatten()(keras.layers.Embedding(9, 2)(one))
+    alone = SplitModel(keras.Model(one, keras.layers.Dense(6)(words)))
+    beside = SplitModel(keras.Model([one, other], keras.layers.Dense(6)(keras.layers.Concatenate()([words, other]))))
+    for model in (alone, beside):
+        tokens = np.full((3, 4), 8.0, np.float32)
+        for given in (tokens, np.where(np.arange(4) == 2, np.float32(wrong), tokens)):
+            x = given if model is alone else (given, np.zeros((3, 2), np.float32))
+            source = model, model.initial_theta, SOURCE[2]
+            if given is tokens:
+                assert len(personal_model(source, None, train=(x, Y[:3])).train[0]) == 3
+            else:
+                why = rf"train: .*(knows 0\.\.8, found {found}|holds {found}, and .* 0\.\.8|no whole number)"
+                with pytest.raises(ExportError, match=why):
+                    personal_model(source, None, train=(x, Y[:3]))
+
+
 def test_names_that_are_bytes_are_text():
     assert personal_model(SOURCE, None, labels=[b"a", "b", "c\n"]).labels == ["a", "b", "c\\n"]
 

@@ -392,9 +392,11 @@ def _examples(name, examples, model, classes):
     x, shape = as_array(x, f"{name} examples"), tuple(model.input_shape)
     if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype.kind not in "fiub":
         raise ExportError(f"{name}: the examples must be numbers {['N', *shape]}, found {x.dtype} {list(x.shape)}")
+    with np.errstate(over="ignore"):
+        if not np.isfinite(x.astype(np.float32, copy=False)).all():
+            raise ExportError(f"{name}: an example holds NaN or infinity, or what float32 does not have")
+    _check_tokens(name, model, x)
     x = x.astype(np.int32 if model.reads == "whole" else np.float32, copy=False)
-    if not np.isfinite(x).all():
-        raise ExportError(f"{name}: an example holds NaN or infinity")
     if y is not None and len(y) != len(x):
         raise ExportError(f"{name}: there are {len(x)} examples and {len(y)} labels")
     y = None if y is None else np.asarray(y)
@@ -405,6 +407,24 @@ def _examples(name, examples, model, classes):
         if wrong.any():
             raise ExportError(f"{name}: label {y[wrong.argmax()]} is none of this head's, which are 0..{classes - 1}")
     return x, y
+
+
+def _check_tokens(name, model, x) -> None:
+    """Checks that what a model takes as whole numbers are such, and none that it does not know."""
+    if isinstance(model, Packed) and len(x):
+        try:
+            model.arrays.check(x)
+        except InvalidInput as error:
+            raise ExportError(f"{name}: {error}") from None
+    if model.reads != "whole" or not len(x):
+        return
+    low, high = (x.min(), x.max()) if model.vocabulary is None else (0, model.vocabulary - 1)
+    wrong = (x != np.floor(x)) | (x < low) | (x > high)
+    if wrong.any():
+        raise ExportError(
+            f"{name}: the model takes whole numbers such as tokens"
+            f"{'' if model.vocabulary is None else f' and knows 0..{high}'}, found {x[wrong][0]}"
+        )
 
 
 def _of_trunk(trunk, examples):
