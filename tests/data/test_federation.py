@@ -304,6 +304,13 @@ def test_dataframes_whose_columns_have_another_order_are_refused(tmp_path):
             Federation.from_clients(clients, out=tmp_path / "f")
     with pytest.raises(InvalidArgument, match="is 'age' in the training examples, and 'weight' in the test examples"):
         Source.from_arrays(ann, y, bob, y)
+    for of, told in ((lambda x: {"a": x, "b": ann}, "'a' of train"), (lambda x: (ann, x), "'1' of train")):
+        with pytest.raises(
+            InvalidArgument, match=f"is 'age' in {told} of client 0, and 'weight' in {told} of client 1"
+        ):
+            Federation.from_clients([(of(ann), y), (of(bob), y)], out=tmp_path / "f")
+    with pytest.raises(InvalidArgument, match="in the targets of train of client 0, and 'weight' in the targets of tr"):
+        Federation.from_clients([(np.ones((20, 3)), ann), (np.ones((20, 3)), bob)], targets="real", out=tmp_path / "f")
     frames = Federation.from_clients({"ann": (ann, y), "bob": (ann, y)}, out=tmp_path / "f")
     arrays = Federation.from_clients({"ann": (ann.x, y), "bob": (ann.x, y)}, out=tmp_path / "g")
     assert frames.hash == arrays.hash

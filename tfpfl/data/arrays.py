@@ -75,7 +75,7 @@ def check_same_columns(parts: Iterable[tuple[str, Any]]) -> None:
         for place, (first, name) in enumerate(zip(frames[0][1], names, strict=False), 1):
             if name != first:
                 raise InvalidArgument(
-                    f"the columns of the examples differ: number {place} is {cut(first)} in {frames[0][0]}, and "
+                    f"the columns of DataFrames differ: number {place} is {cut(first)} in {frames[0][0]}, and "
                     f"{cut(name)} in {what}. The numbers of a DataFrame are read by their places: give all of them "
                     "the same columns in one order, for example with x[columns]"
                 )

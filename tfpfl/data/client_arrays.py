@@ -1,7 +1,7 @@
 """Data that are divided among clients already: reads and checks them for `Federation.from_clients`."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,7 @@ def client_arrays(
         )
     check_listed("clients", clients, "[(x, y), (x, y)], or a dict {'ann': (x, y), 'bob': (x, y)}")
     given: list[tuple[Any, str, Any, np.ndarray]] = []
+    tables: dict[tuple, list[tuple[str, Any]]] = {}  # of each array of the examples and of the targets, the DataFrames
     for client, data in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         parts = dict(data) if isinstance(data, Mapping) else {"train": data}
         unknown = set(parts) - {"train", "validation", "test"}
@@ -184,12 +185,27 @@ def client_arrays(
                 raise InvalidArgument(f"client {client!r}: {part} must be a pair (x, y), found {type(pair).__name__}")
             named = "labels" if targets is None else "targets"
             given.append((client, part, pair[0], as_array(pair[1], f"client {client!r}: {part} {named}")))
-    check_same_columns((f"{part} of client {client!r}", x) for client, part, x, _ in given)
+            for which, what, array in _each_array(*pair):
+                if hasattr(array, "columns"):
+                    tables.setdefault(which, []).append((f"{what}{part} of client {client!r}", array))
+    for frames in tables.values():
+        check_same_columns(frames)
     all_several = which_are_several([(x, len(y) if y.ndim else 0) for _, _, x, y in given])
     found = {}
     for (client, part, x, y), several in zip(given, all_several, strict=True):
         found.setdefault(client, {})[part] = _checked_part(client, part, x, y, several, targets)
     return found
+
+
+def _each_array(x: Any, y: Any) -> Iterator[tuple[tuple, str, Any]]:
+    """(which it is, how a message names it, the array) for each array of the examples that a user gave, and for y."""
+    if isinstance(x, Mapping):
+        yield from ((("x", name), f"{name!r} of ", array) for name, array in x.items())
+    elif isinstance(x, tuple):
+        yield from ((("x", place), f"'{place}' of ", array) for place, array in enumerate(x))
+    else:
+        yield ("x",), "", x
+    yield ("y",), "the targets of ", y
 
 
 def _is_client_data(value: Any) -> bool:
