@@ -62,7 +62,7 @@ def make_places(
     check_listed("example_shape", example_shape, "[28, 28, 1]")
     shape = tuple(whole_numbers("example_shape", list(example_shape)).tolist())
     if isinstance(class_names, Integral):
-        names = [str(i) for i in range(min(class_names, MOST_CLASSES + 1))]
+        names = [str(i) for i in range(min(int(class_names), MOST_CLASSES + 1))]
     else:
         names = listed_names(class_names) or []
     if clients >= 2**31 or not shape or min(shape) < 1 or not 2 <= len(names) <= MOST_CLASSES:
