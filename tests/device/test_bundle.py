@@ -210,6 +210,19 @@ def test_a_class_without_a_name_is_refused(run_folder, monkeypatch):
         personal.personal_model(run_folder, 4)
 
 
+@pytest.mark.parametrize("part", ["theta", "head"])
+def test_a_model_whose_fine_tuning_diverged_is_not_taken_for_the_converters_fault(run_folder, monkeypatch, part):
+    weights = personal.ClientModels.weights
+
+    def diverged(self, client):
+        found = weights(self, client)
+        return found._replace(**{part: tuple(w * np.nan for w in getattr(found, part))})
+
+    monkeypatch.setattr(personal.ClientModels, "weights", diverged)
+    with pytest.raises(ExportError, match=r"client 4 \(phone 4\) predicts holds NaN or infinity: .* has diverged"):
+        personal.personal_model(run_folder, 4)
+
+
 @pytest.mark.slow
 def test_what_cannot_take_part_in_rounds_is_refused_by_its_reason(make_run, tmp_path):
     fedavg = make_run("fedavg", rounds=1)

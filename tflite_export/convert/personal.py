@@ -137,6 +137,12 @@ def _of_run(run, client, rounds) -> Personal:
             warn_user(f"this client is exported without rounds on a device: {training}")
 
     weights = ClientModels(run).weights(client)
+    if not all(np.isfinite(w).all() for w in (*weights.theta, *weights.head)):
+        raise ExportError(
+            f"the model with which client {client} ({run.federation.client_names[client]}) predicts holds NaN or "
+            f"infinity: what {run.config.algorithm} computes for a prediction, such as a fine-tuning, has diverged. "
+            "A smaller rate for it may help"
+        )
     train, test = (run.examples.arrays(client, split, population.labels) for split in ("train", "test"))
     raws = None
     if trunk is not None:
