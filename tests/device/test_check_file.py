@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from tensorflow import keras
 
-from tflite_export import Bundle, BundleError, export, verify
+from tflite_export import Bundle, BundleError, ExportError, export, verify
 from tflite_export.convert.check import write_check
 from tflite_export.convert.personal import personal_model
 from tflite_export.device.runtime import write_manifest
@@ -44,6 +44,32 @@ def test_the_steps_on_the_head_lower_its_loss_also_where_features_are_large(safe
     assert all(np.isfinite(value).all() for value in values.values()) and bounds["l2_relative"] < 0.01
     assert values["personalize.loss"] < values["personalize.loss_before"]
     assert np.abs(values["personalize.kernel"] - values["kernel"]).max() > 100 * 1e-5 * np.abs(values["kernel"]).max()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_predicted_counts_are_finite_also_where_examples_are_much_smaller_than_the_drawn_ones(several, tmp_path):
+    """A predicted count is exp(z). It was infinite, and the export said that its own manifest was changed."""
+    model = network(keras.layers.Rescaling(1000.0), kind="poisson")
+    if several:
+        words, sound = keras.Input((2,), name="words"), keras.Input((4,), name="sound")
+        known = keras.layers.Flatten()(keras.layers.Embedding(9, 3)(words))
+        both = keras.layers.Concatenate()([known, keras.layers.Rescaling(1000.0)(sound)])
+        model = SplitModel(
+            keras.Model({"words": words, "sound": sound}, keras.layers.Dense(16, "relu")(both)), kind="poisson"
+        )
+    personal = personal_model((model, model.initial_theta, Head(np.ones((16, 2), "f"), np.zeros(2, "f"))), None)
+    bounds = write_check(tmp_path, *personal.weights, personal)
+    values = dict(np.load(tmp_path / "check.npz"))
+    assert all(np.isfinite(value).all() for value in values.values()) and bounds["l2_relative"] < 0.01
+    assert 1 < values["predict.predictions"].max() <= 1e4 and np.abs(values["joint_gradient.dtheta"]).max() > 0
+    assert not several or values["x"][:, 4:].max() > 1  # tokens stay as they were drawn
+
+
+def test_numbers_that_overflow_in_tensorflow_are_told_as_such(tmp_path):
+    model = network(keras.layers.Rescaling(1e30))
+    personal = personal_model((model, model.initial_theta, Head(np.full((16, 2), 1e30, "f"), np.zeros(2, "f"))), None)
+    with pytest.raises(ExportError, match=r"TensorFlow itself computes NaN or infinity \(.*predict.probabilities"):
+        write_check(tmp_path, *personal.weights, personal)
 
 
 def test_no_step_on_the_head_raises_its_loss_also_where_it_ends_lower(tmp_path):

@@ -31,6 +31,7 @@ STEPS = 50
 EXACT = 1e-5
 DRAWS = 5  # of weights that move in their last digit: whether a unit crosses its kink differs from one to the next
 BETA, RATE = 0.01, 0.1
+MOST = 1e4  # of a predicted count
 FAR = {"float16": 0.1, "dynamic int8": 0.5, "full int8": 0.5}  # relative L2 errors that are no rounding any more
 ALIKE = 0.5  # the centred cosine below which features have little in common
 LEAST = 1e-3  # the bound of a file whose weights lose little: a runtime may compute in float16, too
@@ -43,6 +44,7 @@ def write_check(folder, theta, head, personal) -> dict:
     x = drawn_examples(trunk or model, EXAMPLES, rng)
     if model.reads != "whole":
         x[: EXAMPLES // 2] = x[: EXAMPLES // 2].round()
+    x = _moderate(personal, theta, head, x)
     inputs: dict[str, Any] = {"x": x}
     if trunk is not None:
         inputs |= {"raw": x, "x": np.asarray(trunk(x))}
@@ -51,6 +53,12 @@ def write_check(folder, theta, head, personal) -> dict:
     inputs |= {"steps": np.int32(STEPS), "beta": np.float32(beta), "rate": np.float32(RATE)}
     frozen = () if trunk is None else trunk.weights
     found = _answers(personal, theta, frozen, head, inputs)
+    if wrong := [name for name, value in found.items() if not np.isfinite(value).all()]:
+        raise ExportError(
+            f"of drawn examples TensorFlow itself computes NaN or infinity ({', '.join(wrong)}), so that nothing could "
+            "be compared with it. Look at the weights: they may be far too large; or the examples may have another "
+            "scale than the network expects"
+        )
     _say_constant(np.asarray(found["features.phi"]))
     np.savez(folder / CHECK, **{name: np.asarray(value) for name, value in (inputs | found).items()})
     moved = []
@@ -58,6 +66,27 @@ def write_check(folder, theta, head, personal) -> dict:
         other_theta, other_frozen, other_head = (_in_the_last_digit(w, draw) for w in (theta, frozen, head))
         moved.append(_answers(personal, other_theta, other_frozen, other_head, inputs))
     return _bounds(model, found, moved, _in_double(personal, head, found["features.phi"], inputs))
+
+
+def _moderate(personal, theta, head, x) -> np.ndarray:
+    """Drawn examples whose predicted counts are no larger than MOST; they are exp(z), which soon overflows.
+
+    So it is where a model was trained on smaller numbers than the drawn ones in [0, 1). Whole numbers stay as they are.
+    """
+    model, trunk = personal.model, personal.trunk
+    if model.kind.label.name != "poisson" or model.reads == "whole":
+        return x
+    whole = np.zeros(x.shape[1:], bool)
+    if isinstance(model, Packed):
+        rows = model.about["arrays"]
+        whole = np.concatenate([np.full(int(np.prod(row["shape"])), row["dtype"] == "int32") for row in rows])
+    theta = tuple(map(tf.constant, theta))
+    for _ in range(40):
+        z = model.features(theta, x if trunk is None else trunk(x)) @ head.kernel + head.bias
+        if np.max(z) <= np.log(MOST):  # False if it is NaN
+            break
+        x = np.where(whole, x, x / 10).astype(np.float32)
+    return x
 
 
 def _say_constant(phi: np.ndarray) -> None:
