@@ -297,6 +297,11 @@ def bad_inputs():
         "labels not integers": (lambda x, y, t: (x, y.astype(np.float32), t), "labels must be integers"),
         "another shape": (lambda x, y, t: (x[:, 1:], y, t), "examples must be float32"),
         "another dtype": (lambda x, y, t: (x.astype(np.float64), y, t), "examples must be float32"),
+        "examples of two shapes": (
+            lambda x, y, t: ([x[0], *x[1:, 1:]], y, t),
+            "examples must be one array, found lists",
+        ),
+        "labels in lists": (lambda x, y, t: (x, [[0], [0, 1]], t), "labels must be one array, found lists or arrays"),
         "nothing": (lambda x, y, t: (x[:0], y[:0], t), "no examples"),
         "theta too short": (lambda x, y, t: (x, y, t[1:]), r"theta must be float32 \[13000\]"),
         "infinite theta": (infinite_theta, "theta holds NaN or infinity"),

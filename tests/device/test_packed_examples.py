@@ -102,6 +102,7 @@ def test_other_arrays_are_refused(exported):
         (x | {"words": x["words"] * 0 + 9}, r"'words' of an example holds 9, and this model knows 0..8"),
         (x | {"words": x["words"] + 2**25}, "'words' goes beyond 16,777,216"),
         (x | {"sound": x["sound"] * np.nan}, "example 0 holds NaN"),
+        (x | {"words": [[1, 2, 3, 4], [1]]}, "'words' must be one array, found lists or arrays of different shapes"),
         (client.examples(x)[:, :9], r"must be float32 \['N', 10\]"),
     ):
         with pytest.raises(BundleError, match=said):

@@ -17,6 +17,18 @@ from tflite_export.device.errors import InvalidInput
 EXACT = 2**24  # whole numbers up to this one are exact in float32
 
 
+def as_array(values: Any, what: str) -> np.ndarray:
+    """The values as an array; `what` names them in the error.
+
+    Raises:
+        InvalidInput: they are lists or arrays of different shapes.
+    """
+    try:
+        return np.asarray(values)
+    except ValueError:
+        raise InvalidInput(f"{what} must be one array, found lists or arrays of different shapes") from None
+
+
 def side_by_side(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays [N, ...] of examples in one, float32 [N, D]."""
     return np.concatenate([part.reshape(len(part), -1).astype(np.float32, copy=False) for part in parts], 1)
@@ -55,14 +67,14 @@ class Arrays:
             InvalidInput: other arrays, or a shape or dtype is wrong.
         """
         if isinstance(x, Mapping) and self._named and sorted(x) == self.names:
-            parts = [np.asarray(x[name]) for name in self.names]
+            parts = [as_array(x[name], f"examples: {name!r}") for name in self.names]
         elif isinstance(x, tuple) and not self._named and len(x) == len(self.names):
-            parts = [np.asarray(part) for part in x]
+            parts = [as_array(part, f"examples: {name!r}") for name, part in zip(self.names, x, strict=True)]
         elif isinstance(x, Mapping | tuple):
             found = ", ".join(map(repr, x)) if isinstance(x, Mapping) else f"{len(x)} arrays"
             raise InvalidInput(f"examples must be {self}, found a {type(x).__name__} of {found}")
         else:
-            return np.asarray(x)
+            return as_array(x, "examples")
         for name, array, shape, part in zip(self.names, self._arrays, self.shapes, parts, strict=True):
             whole = array["dtype"] == "int32" and part.dtype.kind in "iu"
             fits = part.ndim == len(shape) + 1 and part.shape[1:] == shape

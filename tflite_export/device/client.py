@@ -19,6 +19,7 @@ import numpy as np
 
 from tflite_export.device import classes
 from tflite_export.device import payload as payloads
+from tflite_export.device.arrays import as_array
 from tflite_export.device.chunks import filled_up, trunk_output, with_zeros
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, check_names, kept_head, saving, theta_sha256
@@ -356,9 +357,7 @@ class DeviceClient:
         try:
             x = _examples(arrays.packed(x), shape, dtype)
             arrays.check(x)
-        except BundleError:
-            raise
-        except InvalidInput as error:
+        except InvalidInput as error:  # also a BundleError, as such
             raise BundleError(str(error)) from None
         return x
 
@@ -447,7 +446,10 @@ class DeviceClient:
 
 def _examples(x, shape, dtype):
     """Examples as an array, checked: [N, *shape] of this dtype, finite."""
-    x = np.asarray(x)
+    try:
+        x = as_array(x, "examples")
+    except InvalidInput as error:
+        raise BundleError(str(error)) from None
     if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype != dtype:
         raise BundleError(f"examples must be {dtype} {['N', *shape]}, found {x.dtype} {list(x.shape)}")
     if not len(x):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tflite_export.device.arrays import as_array
 from tflite_export.device.errors import InvalidInput
 
 _QUANTILE = r"0\.[0-9]{1,30}|[0-9](\.[0-9]{1,30})?e-[0-9]{1,3}"
@@ -96,7 +97,7 @@ class Kind:
         Raises:
             InvalidInput: a shape or dtype is wrong, or a value is out of range.
         """
-        y = np.asarray(y)
+        y = as_array(y, self.input)
         if self.is_classes:
             if y.shape != (examples,) or not np.issubdtype(y.dtype, np.integer):
                 raise InvalidInput(f"labels must be integers [{examples}], found {y.dtype} {list(y.shape)}")
