@@ -78,7 +78,7 @@ def _moderate(personal, theta, head, x) -> np.ndarray:
         return x
     whole = np.zeros(x.shape[1:], bool)
     if isinstance(model, Packed):
-        rows = model.about["arrays"]
+        rows: Any = model.about["arrays"]
         whole = np.concatenate([np.full(int(np.prod(row["shape"])), row["dtype"] == "int32") for row in rows])
     theta = tuple(map(tf.constant, theta))
     for _ in range(40):
