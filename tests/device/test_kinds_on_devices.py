@@ -9,6 +9,7 @@ from keras import layers
 from helpers.marks import slow_but
 from helpers.truth import relative
 from tflite_export import BundleError, DeviceClient, ExportError, Neighbours, export, simulate_round, verify
+from tflite_export.device.bench import WORK, measure
 from tflite_export.device.kinds import Kind
 from tflite_export.device.layout import PREDICT
 from tflite_export.device.runtime import Runtime
@@ -91,6 +92,18 @@ def test_every_signature_and_a_clients_life(kind, tmp_path):
         client.add_class("new")
     with pytest.raises(BundleError, match="the nearest examples vote for classes: take `DeviceClient.predict`"):
         Neighbours(client, x, y)
+
+
+@pytest.mark.slow
+def test_a_round_is_measured_also_where_examples_are_much_smaller_than_1(tmp_path):
+    """With examples in [0, 1) predicted counts were infinite: the round diverged, and bench ended with it."""
+    keras.utils.set_random_seed(3)
+    stack = [layers.Rescaling(1000.0), layers.Dense(5, activation="relu")]
+    model = SplitModel(keras.Sequential([keras.Input((4,)), *stack]), kind="poisson")
+    head = Head(np.ones((5, 2), "f"), np.zeros(2, "f"))
+    bundle = export((model, model.initial_theta, head), out=tmp_path / "b", inference=False)
+    for work in WORK:
+        assert measure(bundle, work, 40, 1, 1, 32, INTERPRETER)["milliseconds"] > 0
 
 
 @pytest.fixture(scope="module")
