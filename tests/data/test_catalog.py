@@ -169,7 +169,7 @@ def test_client_data_of_pairs_and_of_dicts():
     assert np.array_equal(dicts["a"]["train"][0], x) and np.array_equal(dicts["a"]["train"][1], y)
     with pytest.raises(ValueError, match="client 'a' has features .* a label and one other"):
         client_arrays(FakeClientData({"a": {"label": y, "pixels": x, "author": y}}))
-    with pytest.raises(ValueError, match="client 'a' has no examples"):
+    with pytest.raises(ValueError, match="client 'a' has no training examples"):
         client_arrays(FakeClientData({"a": (x[:0], y[:0])}))
     with pytest.raises(ValueError, match="1 clients have no test data, the first is 'b'"):
         client_arrays(FakeClientData({"a": (x, y), "b": (x, y)}), FakeClientData({"a": (x, y)}))

@@ -272,7 +272,8 @@ def _dataset_arrays(dataset: Any, client: Any, part: str, targets: str | None) -
         xs.append(element[0])
         ys.append(element[1])
     if not xs:
-        raise InvalidArgument(f"client {client!r} has no {part} examples: give it some, or leave this client out")
+        named = "training" if part == "train" else part
+        raise InvalidArgument(f"client {client!r} has no {named} examples: give it some, or leave this client out")
     _check_single(client, dataset.element_spec, xs[0], ys[0], targets)
     what = f"client {client!r}:"
     y = _checked_y(np.stack(ys), targets, what)
