@@ -162,6 +162,7 @@ def test_a_finished_run_can_be_read_in_a_folder_of_somebody_else(tmp_path):
 FORKS = """
 import os, sys
 sys.path[:0] = paths
+from tfpfl.runs.locks import InUse, Lock
 
 lock = Lock(place)
 ended, wait = os.pipe(), os.pipe()
