@@ -4,7 +4,8 @@ Initial weights depend on a seed only and are the same with Keras 2 and Keras 3.
 PFLEGO-v2 (table of architectures, as in its authors' code) and of PGFed, section 5.
 """
 
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -119,7 +120,9 @@ def build_network(
             "own"
         )
     check_whole_number(1, **{f"dimension {d} of input_shape": size for d, size in enumerate(input_shape)})
-    stack = _named(NETWORKS[name](), dtype)
+    with names_from_the_first():
+        made = NETWORKS[name]()
+    stack = [type(layer).from_config({**layer.get_config(), "dtype": dtype}) for layer in made]
     if len(input_shape) != 3 and any(isinstance(layer, layers.Conv2D) for layer in stack):
         raise InvalidArgument(
             f"{name} is for images (height, width, channels), and an example has the shape {tuple(input_shape)}. Use "
@@ -140,17 +143,32 @@ def build_network(
     return model
 
 
-def _named(stack: list[layers.Layer], dtype: str) -> list[layers.Layer]:
-    """The same layers in this dtype, with the names that Keras gives in a new process: conv2d, conv2d_1, ...
+@contextmanager
+def names_from_the_first() -> Iterator[None]:
+    """Lets Keras name layers as in a new process: conv2d, conv2d_1, ...; then it goes on counting from where it was.
 
-    Keras goes on counting from network to network, and `train_from` means a layer by its name.
+    Otherwise it goes on from network to network, and `train_from` means a layer by its name.
     """
-    kinds = [re.sub(r"_\d+$", "", layer.name) for layer in stack]
-    names = [kind + (f"_{before}" if (before := kinds[:i].count(kind)) else "") for i, kind in enumerate(kinds)]
-    return [
-        type(layer).from_config({**layer.get_config(), "dtype": dtype, "name": name})
-        for layer, name in zip(stack, names, strict=True)
-    ]
+    if keras.__version__.startswith("2."):
+        from keras.src.backend import PER_GRAPH_OBJECT_NAME_UIDS as counted
+
+        numbers = dict(counted)
+        counted.clear()
+        try:
+            yield
+        finally:
+            counted.clear()
+            counted.update(numbers)
+        return
+    from keras.src.backend.common import global_state
+
+    name = "object_name_uids"
+    before = global_state.get_global_attribute(name)
+    global_state.set_global_attribute(name, None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, before)
 
 
 def _draw(shape: tuple, seed: int, position: int, dtype: str, init: str, bias: float) -> np.ndarray:

@@ -21,6 +21,7 @@ from tfpfl.algorithms.own import code_of_file
 from tfpfl.checks import InvalidArgument, one_line
 from tfpfl.data import Federation
 from tfpfl.data.layout import is_several
+from tfpfl.models.networks import names_from_the_first
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.consent import is_allowed, place_of, remember
 from tfpfl.runs.folders import read_kept
@@ -169,37 +170,12 @@ def _with_names_from_the_first(make: Callable[[], Any], seed: int) -> Any:
     `train_from` means a layer by its name, and a function is called again, also in another process.
     """
     try:
-        with _counting_anew():
+        with names_from_the_first():
             return make()
     except ValueError:
         # Perhaps the file keeps layers from before, whose names would come twice. Any other error is raised again.
         keras.utils.set_random_seed(seed)
     return make()
-
-
-@contextmanager
-def _counting_anew() -> Iterator[None]:
-    """Lets Keras count the names that it gives from the first one on; then it goes on from where it was."""
-    if keras.__version__.startswith("2."):
-        from keras.src.backend import PER_GRAPH_OBJECT_NAME_UIDS as counted
-
-        numbers = dict(counted)
-        counted.clear()
-        try:
-            yield
-        finally:
-            counted.clear()
-            counted.update(numbers)
-        return
-    from keras.src.backend.common import global_state
-
-    name = "object_name_uids"
-    before = global_state.get_global_attribute(name)
-    global_state.set_global_attribute(name, None)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(name, before)
 
 
 def _hash(model: keras.Model) -> str:
