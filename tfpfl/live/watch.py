@@ -19,7 +19,6 @@ from tflite_export.device.files import write_whole
 from tflite_export.device.live import wire
 from tflite_export.device.live.wire import KEYS, PHASES
 from tfpfl.checks import InvalidArgument
-from tfpfl.engines.visit import GLOBAL
 from tfpfl.live.rounds import LiveRounds
 from tfpfl.live.rules import Refused
 from tfpfl.live.watching import OPERATOR, STATES
@@ -30,7 +29,6 @@ LATE = 0.5  # the part of a round's time after which a client that is waited for
 KEPT = 0.5  # seconds for which an answer is kept, so that many watchers cost no more than one
 MOST_MEMBERS, MOST_ROUNDS, MOST_EVENTS = 200, 1000, 30  # in one answer
 WATCHED = 10.0  # seconds for which one who asked counts as watching
-_LATER = {GLOBAL: 1, protocols.LOCAL_COPY: 2}  # models that are named after the one that clients predict with
 _PAGE = Path(__file__).parent / "watch_page"
 _FILES = {"page.css": "text/css", "page.js": "text/javascript"}
 _HEADERS = {
@@ -207,7 +205,7 @@ class Watch:
                 for model in (key.removesuffix(end) for key in row if key.endswith(end)):
                     told["scores"].setdefault(model, {})[key] = row[f"{model}{end}"]
                     evaluated = row["round"]
-            models = sorted(told["scores"], key=lambda model: _LATER.get(model, 0))
+            models = sorted(told["scores"], key=protocols.MODELS.index)
             told["scores"] = {model: json_row(told["scores"][model]) for model in models}
             self.history.append(json_row(told))
         if evaluated is not None:

@@ -118,11 +118,10 @@ class WatchTable:
 
 
 def models(rows: Sequence[dict]) -> list[tuple[str, str]]:
-    """(name, title) of the models that were scored, the one that clients predict with first."""
-    found = {model for row in rows for model in row["scores"]}
-    own = [model for model in ("personal", "fine-tuned", "global") if model in found][:1]
-    others = {"global": "shared model", "local copy": "after own work"}
-    return [(model, "all clients") for model in own] + [(m, t) for m, t in others.items() if m in found - {*own}]
+    """(name, title) of the models that were scored, the one that clients predict with first, as the server has them."""
+    found, own = dict.fromkeys(model for row in rows for model in row["scores"]), "local copy"
+    after = [(own, "after own work")] if own in found else []
+    return [*zip([m for m in found if m != own], ("all clients", "shared model"), strict=False), *after]
 
 
 def told(event: dict) -> str:

@@ -31,6 +31,7 @@ _MODELS = {
     "global": "the one model for all after the server's step",
     LOCAL_COPY: "the model that a client holds right after its local work, before aggregation",
 }
+MODELS = tuple(_MODELS)[1:]  # that are scored; of those that are, clients predict with the first
 _CLIENTS = {
     "all": "all clients",
     "seen": "clients that had taken part by then",
@@ -244,7 +245,7 @@ def predicts(rows: Iterable[Any]) -> str | None:
 
 
 def _predicts(models: Container[str]) -> str | None:
-    return next((m for m in ("personal", "fine-tuned", "global") if m in models), None)
+    return next((m for m in MODELS if m in models and m != LOCAL_COPY), None)
 
 
 def rows_of(
