@@ -284,7 +284,7 @@ class AsyncRounds(LiveRounds):
             self._ask_for_scores(last, now)
         self._show(wire.SCORE if last in self._scoring else wire.DONE)
         if self.view.kind == wire.DONE:
-            self._write_history()
+            self.write_history()
 
     def _ask_for_scores(self, number: int, now: float) -> None:
         """Asks all clients for scores of the newest theta; a client is asked when it asks for work next."""
@@ -312,4 +312,4 @@ class AsyncRounds(LiveRounds):
         if self.view.kind == wire.SCORE and number == self.saved:
             self._show(wire.DONE)
         if rows or self.view.kind == wire.DONE:
-            self._write_history()
+            self.write_history()

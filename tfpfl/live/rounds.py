@@ -284,7 +284,7 @@ class LiveRounds(Clients):
         if self._open_round is not None and self._open_round.number <= self.run.store.round_num:
             self.book.end_round(self._open_round.number, now)  # it was committed, and only this was left to do
             self._open_round, self._members = None, self.book.members()
-            self._write_history()
+            self.write_history()
         if self._open_round is not None:
             opened = self._open_round
             theta = self._publish(self._theta(self._server))
@@ -322,7 +322,7 @@ class LiveRounds(Clients):
         number = self.run.store.round_num + 1
         if number > self.run.config.rounds:
             self.view = View(wire.DONE, number - 1)
-            self._write_history()  # also if an earlier server was killed before it did
+            self.write_history()  # also if an earlier server was killed before it did
             return
         if not self._are_enough():
             return
@@ -441,11 +441,12 @@ class LiveRounds(Clients):
         self._open_round, self._members = None, self.book.members()
         self.view = View(wire.NOTHING, number)
         if rows:
-            self._write_history()
+            self.write_history()
         if self._ticks and (told or number == self.run.config.rounds):
             self._open(now)  # after a round without clients, the next tick does
 
-    def _write_history(self) -> None:
+    def write_history(self) -> None:
+        """Writes history.csv of the run folder, with all saved rounds."""
         write_history(self.run.folder / "history.csv", self.run.store.history(), self.run.federation)
 
     def close(self, has_begun: bool = True) -> None:

@@ -39,7 +39,6 @@ from tfpfl.live.watching import OPERATOR
 from tfpfl.models import tree
 from tfpfl.models.weights import Head
 from tfpfl.runs.folders import LIVE
-from tfpfl.runs.results import write_history
 from tfpfl.runs.training import DivergedError
 
 TOKENS = "tokens.json"  # {client's number: its token}, for the operator; only the file's owner can read it
@@ -289,7 +288,7 @@ def serve(
         except (KeyboardInterrupt, DivergedError) as end:
             if run.store.round_num:
                 run.stop_reason = str(end) if isinstance(end, DivergedError) else None
-                write_history(run.folder / "history.csv", run.store.history(), run.federation)
+                rounds.write_history()
                 run.write_summary()  # nothing else writes it for a live run
             raise
         finally:
