@@ -172,7 +172,7 @@ def client_arrays(
         )
     check_listed("clients", clients, "[(x, y), (x, y)], or a dict {'ann': (x, y), 'bob': (x, y)}")
     given: list[tuple[Any, str, Any, np.ndarray]] = []
-    tables: dict[tuple, list[tuple[str, Any]]] = {}  # of each array of the examples and of the targets, the DataFrames
+    places: dict[tuple, list[tuple[str, Any]]] = {}  # what all clients gave as one array of the examples, or as targets
     for client, data in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         parts = dict(data) if isinstance(data, Mapping) else {"train": data}
         unknown = set(parts) - {"train", "validation", "test"}
@@ -186,10 +186,9 @@ def client_arrays(
             named = "labels" if targets is None else "targets"
             given.append((client, part, pair[0], as_array(pair[1], f"client {client!r}: {part} {named}")))
             for which, what, array in _each_array(*pair):
-                if hasattr(array, "columns"):
-                    tables.setdefault(which, []).append((f"{what}{part} of client {client!r}", array))
-    for frames in tables.values():
-        check_same_columns(frames)
+                places.setdefault(which, []).append((f"{what}{part} of client {client!r}", array))
+    for arrays in places.values():
+        check_same_columns(arrays)
     all_several = which_are_several([(x, len(y) if y.ndim else 0) for _, _, x, y in given])
     found = {}
     for (client, part, x, y), several in zip(given, all_several, strict=True):
