@@ -289,12 +289,17 @@ def is_fraction(name: str) -> bool:
 
 def unit_of(name: str) -> str:
     """The unit of a metric: 'fraction', or what tables write behind a number; '' if this process does not know it."""
-    return _described[name][0] if name in _described else METRICS[name].unit if name in METRICS else ""
+    return _description(name)[0]
 
 
 def direction_of(name: str) -> str:
     """'max' if a larger number of this metric is better, 'min' if a smaller one is, or 'neither'; '' if not known."""
-    return _described[name][1] if name in _described else METRICS[name].direction if name in METRICS else ""
+    return _description(name)[1]
+
+
+def _description(name: str) -> tuple[str, str]:
+    metric = METRICS.get(name)
+    return _described.get(name) or (("", "") if metric is None else (metric.unit, metric.direction))
 
 
 def shown_score(named: ScoreName, value: float, half: float | None = None) -> str:

@@ -26,7 +26,8 @@ def check_way(url: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise InvalidInput(f"the server's address begins with http:// or https://, found {url!r}")
     try:
-        host, _ = urlsplit(url).hostname, urlsplit(url).port
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
     except ValueError:  # such as a bracket that is not closed, or a port above 65535
         host = None
     if not host:
