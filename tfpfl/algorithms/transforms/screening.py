@@ -153,7 +153,7 @@ def _clipped(algorithm: Algorithm, state, output: ClientOutput, norm, clip_norm:
     limit = tf.constant(clip_norm, norm.dtype)  # tf.cast would round it to float32 first
     factor = limit / tf.maximum(norm, limit)
     update = tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x if x.dtype.is_floating else x, output.update)
-    sent = output._replace(update=update, made=output.update)
+    sent = output._replace(update=update, made=as_made(output).update)
     if algorithm.balance is None:
         return sent
     return sent._replace(state=tree.where(norm > limit, algorithm.balance(state, sent), output.state))
