@@ -100,7 +100,7 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
         )
 
     def client_update(message, state, data: ClientData, earlier=None) -> ClientOutput:
-        data, reason = _usable(data)
+        data, reason = _usable(data, algorithm.model)
         if earlier is not None:
             reason = tf.where(tf.equal(earlier, 0), reason, earlier)
         output = algorithm.client_update(message, state, data)
@@ -182,11 +182,12 @@ def check_norms(max_norm: float | None, clip_norm: float | None) -> None:
         raise InvalidArgument(f"clip_norm={clip_norm} clips nothing: updates above max_norm={max_norm} are rejected")
 
 
-def _usable(data: ClientData):
+def _usable(data: ClientData, model):
     """(data on which any algorithm can run, the number of the reason if the data had to be changed, else 0)."""
-    reason, y = tf.zeros([], tf.int32), data.y
+    reason, numbers = tf.zeros([], tf.int32), not model.kind.label.is_classes
+    y = tf.cast(data.y, model.dtype) if numbers and not data.y.dtype.is_floating else data.y  # targets may be integers
     found = tf.shape(data.y)[0]
-    classes, numbers = data.info.num_classes, y.dtype.is_floating
+    classes = data.info.num_classes
     outside = tf.reduce_any(~tf.math.is_finite(y) if numbers else (y < 0) | (y >= classes))
     reason = _first(reason, tf.equal(found, 0), 1)
     given = tf.nest.map_structure(tf.convert_to_tensor, data.x)
