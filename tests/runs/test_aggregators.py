@@ -233,6 +233,26 @@ def test_a_trim_cuts_as_many_as_it_says():
     assert float(_trimmed(rows, 0.29)[0]) == 0
 
 
+@pytest.mark.parametrize("robust", [median, lambda a: trimmed_mean(a, trim=0.1)], ids=["median", "trimmed_mean"])
+def test_whole_numbers_of_an_update_have_a_median_with_a_fraction(robust, federation):
+    """A method of one's own may send counts. The median of 6 and 9 was 7."""
+    plain = build("fedavg", federation)
+
+    def client_update(w, state, data):
+        return plain.client_update(w, state, data)._replace(update=data.info.num_examples)
+
+    counting = plain._replace(
+        init_server=lambda: tf.zeros([]),
+        message=lambda server: plain.init_server(),
+        client_update=client_update,
+        server_update=lambda server, found: found,
+    )
+    sizes = plain.population.num_examples
+    ids = [0, int(np.argmax((sizes - sizes[0]) % 2))]
+    found = one_round(Simulation(robust(counting), federation), counting, ids)[1]
+    assert sizes[ids].sum() % 2 and float(found) == sizes[ids].mean()
+
+
 @pytest.mark.slow
 def test_pflegos_sum_is_the_weights_times_the_median(federation):
     algorithm = build("pflego", federation, server_opt="sgd")
