@@ -26,7 +26,7 @@ from tfpfl.models import SplitModel, tree
 from tfpfl.runs import aggregators
 from tfpfl.runs.aggregators import factory
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.needs import warn_of_small_rounds
+from tfpfl.runs.needs import check_needs, warn_of_small_rounds
 from tfpfl.runs.privacy import chance_of_no_clients, privacy
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import Training
@@ -545,6 +545,21 @@ def test_a_run_whose_rounds_may_have_nobody_is_warned_before_it_begins():
         warn_of_small_rounds(config, population(Sampling("binomial", 0.2), 200))
         alone = replace(config, algorithm="local")  # nothing is sent
         warn_of_small_rounds(alone, population(Sampling("binomial", 0.1), 6))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"aggregator": "median"}, {"on_broken": "reject", "max_norm": 2.0}, {"on_broken": "reject", "clip_norm": 2.0}],
+    ids=lambda asked: list(asked)[-1],
+)
+def test_a_method_that_sends_nothing_says_that_nothing_is_done_to_it(asked):
+    name, value = list(asked.items())[-1]
+    with pytest.warns(UserWarning, match=f"Local does not use {name}={value}: its clients send nothing"):
+        check_needs(small_runs.config(algorithm="local", **asked))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_needs(small_runs.config(algorithm="fedavg", **asked))
+        check_needs(small_runs.config(algorithm="local", on_broken="reject"))
 
 
 @pytest.mark.slow
