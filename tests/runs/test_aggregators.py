@@ -304,6 +304,21 @@ def test_private_sums_without_noise_to_speak_of_are_the_mean(federation, tff):
 
 
 @pytest.mark.slow
+def test_private_means_do_without_weights_that_are_whole_numbers(federation, tff):
+    """A method of one's own may weigh with N_i as it comes, an int32; the divisor is no int32."""
+    plain = build("fedavg", federation)
+
+    def client_update(w, state, data):
+        return plain.client_update(w, state, data)._replace(weight=data.info.num_examples)
+
+    found = [
+        one_round(aggregated("dp", algorithm, federation, noise=1e-9, clip=1e3), algorithm)[1]
+        for algorithm in (plain, plain._replace(client_update=client_update))
+    ]
+    assert distance(*found) < 1e-5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "pflego"])
 def test_private_means_are_of_those_who_come(name, federation, tff):
     """Half of the clients drop out: of a mean, the sum is divided by half as many; a sum of gradients stays one."""
