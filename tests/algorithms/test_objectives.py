@@ -192,13 +192,14 @@ def test_the_clients_own_model_is_that_of_its_whole_work(data, name, t):
     assert float(tf.linalg.global_norm(tf.nest.flatten(output.update))) > 1e-3
 
 
-@pytest.mark.parametrize("weighed", [with_objective, lambda *given, **more: screened(with_objective(*given, **more))])
-def test_with_fair_the_model_of_a_client_that_sends_a_gradient_is_that_of_its_own_gradient(data, weighed):
+@pytest.mark.parametrize("limits", [None, {}, {"clip_norm": 1e-3}], ids=["plain", "screened", "clipped"])
+def test_with_fair_the_model_of_a_client_that_sends_a_gradient_is_that_of_its_own_gradient(data, limits):
     """A method of one's own, whose client takes a step with the gradient that it sends: not with l_i^q times it."""
     own = fedsgd(data.model, data.population)._replace(
         local_model=lambda w, output: tree.add_scaled(w, -0.1, output.update), one_pass=None
     )
-    algorithm, w, visit = weighed(own, "fair:2", sends="gradient"), own.init_server(), data.visit(0)
+    algorithm, w, visit = with_objective(own, "fair:2", sends="gradient"), own.init_server(), data.visit(0)
+    algorithm = algorithm if limits is None else screened(algorithm, **limits)
     found = algorithm.local_model(w, algorithm.client_update(w, (), visit))
     slope = gradient(lambda w: client_loss(data, 0, *w), w)[0]
     assert distance(found, tree.add_scaled(w, -0.1, slope)) < 1e-12

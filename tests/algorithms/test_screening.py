@@ -10,16 +10,20 @@ from helpers.marks import slow_but
 from helpers.one_broken import BROKEN, build, only
 from helpers.quick import QUICK, quick
 from helpers.rounds import rounds_of
-from helpers.toys import distance, identical, initial_states, on_disk, toy, visits_by_id
+from helpers.toys import backbone, distance, identical, initial_states, on_disk, toy, visits_by_id
 from tfpfl.algorithms import ALGORITHMS, build_algorithm
+from tfpfl.algorithms.contract import ClientData
 from tfpfl.algorithms.exchanges import before_work
 from tfpfl.algorithms.transforms import faults, with_objective
 from tfpfl.algorithms.transforms.compression import compressed
 from tfpfl.algorithms.transforms.robust import median
 from tfpfl.algorithms.transforms.screening import REASONS, screened
+from tfpfl.data.population import Population
 from tfpfl.data.randomness import client_key
 from tfpfl.engines.local.simulation import Simulation
 from tfpfl.engines.tff.process import federate
+from tfpfl.engines.visit import visits
+from tfpfl.models import SplitModel
 from tfpfl.studies.battery_subject import CLASSES, EXAMPLES
 
 COHORT = [0, 2, 5]
@@ -169,6 +173,21 @@ def test_the_model_of_a_clipped_client_is_that_of_its_whole_work(name):
         norms.append(float(tf.linalg.global_norm(tf.nest.flatten(output.update))))
     assert distance(*models) < 1e-12
     assert norms[1] < 1.001e-3 < 1e-2 < norms[0]
+
+
+@pytest.mark.parametrize("dtype", slow_but([np.int32, np.uint8, bool], np.int32))
+def test_targets_that_are_whole_numbers_are_no_classes(dtype):
+    """In a loop of one's own. They were labels outside the classes of all clients, or TensorFlow's error came."""
+    population = Population([4] * 3, [1] * 3)
+    model = SplitModel(backbone("float64"), kind="multilabel" if dtype is bool else "regression")
+    plain = build_algorithm("fedavg", model, population, steps=1)
+    x, y = np.linspace(-1, 1, 48).reshape(3, 4, 4), np.arange(12).reshape(3, 4, 1) % (2 if dtype is bool else 12)
+    servers = []
+    for algorithm, its in ((plain, np.float64), (screened(plain), dtype)):
+        given = [ClientData(x[i], y[i].astype(its), v.info, v.key) for i, v in enumerate(visits(plain, 1, [0, 1, 2]))]
+        out = Simulation(algorithm).next(algorithm.init_server(), [()] * 3, given)
+        servers.append(out.server)
+    assert int(out.metrics["rejected"]) == 0 and distance(*servers) < 1e-12
 
 
 SUMS = {  # method -> (what the server keeps, what a client keeps, of which it is the mean over all clients)

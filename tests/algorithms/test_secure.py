@@ -13,7 +13,7 @@ from helpers.marks import slow_but
 from helpers.normalized import model_for
 from helpers.one_broken import only
 from helpers.quick import quick
-from helpers.toys import backbone, distance, initial_states, on_disk, toy, visits_by_id
+from helpers.toys import backbone, distance, identical, initial_states, on_disk, toy, visits_by_id
 from tflite_export.device.live.secure.codec import Codec, CodecError
 from tflite_export.device.live.secure.exchange import LEAST
 from tfpfl.algorithms import ALGORITHMS, build_algorithm, fedprox
@@ -22,6 +22,7 @@ from tfpfl.algorithms.transforms.discrete_gaussian import discrete_gaussian
 from tfpfl.algorithms.transforms.fixed_point import fixed_point, wrapped
 from tfpfl.algorithms.transforms.screening import screened
 from tfpfl.algorithms.transforms.secure import Sent, codec_of, quorum, secured, weights_of
+from tfpfl.algorithms.transforms.server_optimizer import server_optimized
 from tfpfl.checks import InvalidArgument, TfpflWarning
 from tfpfl.data.population import Sampling
 from tfpfl.data.randomness import Fold
@@ -397,3 +398,14 @@ def test_a_client_of_weight_0_sends_its_share_of_the_noise(rejected):
     sent = made.sent((), output, visit)
     assert float(sent.weight) == (0 if rejected else 1) and float(sent.update.weight) == 0
     assert int(tf.reduce_max(tf.abs(sent.update.words))) > 0
+
+
+def test_a_round_of_stragglers_alone_is_no_step_of_the_servers_optimizer():
+    """They send their shares of the noise, so something came; theta went on by the momentum."""
+    data = toy(dtype="float32")
+    algorithm = server_optimized(dropping(data, 1.0), server_opt="momentum")
+    made = secured(algorithm, clip=1.0, noise=1.0, weights=np.ones(5))
+    server = made.init_server()
+    server = tree.arrays(server._replace(slots=tf.nest.map_structure(tf.ones_like, server.slots)))
+    out = Simulation(made).next(server, [()] * 3, [data.visit(i) for i in (0, 1, 2)])
+    assert identical(out.server, server)

@@ -26,7 +26,7 @@ from tfpfl.models import SplitModel, tree
 from tfpfl.runs import aggregators
 from tfpfl.runs.aggregators import factory
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.needs import warn_of_small_rounds
+from tfpfl.runs.needs import check_needs, warn_of_small_rounds
 from tfpfl.runs.privacy import chance_of_no_clients, privacy
 from tfpfl.runs.run import Run
 from tfpfl.runs.training import Training
@@ -233,6 +233,26 @@ def test_a_trim_cuts_as_many_as_it_says():
     assert float(_trimmed(rows, 0.29)[0]) == 0
 
 
+@pytest.mark.parametrize("robust", [median, lambda a: trimmed_mean(a, trim=0.1)], ids=["median", "trimmed_mean"])
+def test_whole_numbers_of_an_update_have_a_median_with_a_fraction(robust, federation):
+    """A method of one's own may send counts. The median of 6 and 9 was 7."""
+    plain = build("fedavg", federation)
+
+    def client_update(w, state, data):
+        return plain.client_update(w, state, data)._replace(update=data.info.num_examples)
+
+    counting = plain._replace(
+        init_server=lambda: tf.zeros([]),
+        message=lambda server: plain.init_server(),
+        client_update=client_update,
+        server_update=lambda server, found: found,
+    )
+    sizes = plain.population.num_examples
+    ids = [0, int(np.argmax((sizes - sizes[0]) % 2))]
+    found = one_round(Simulation(robust(counting), federation), counting, ids)[1]
+    assert sizes[ids].sum() % 2 and float(found) == sizes[ids].mean()
+
+
 @pytest.mark.slow
 def test_pflegos_sum_is_the_weights_times_the_median(federation):
     algorithm = build("pflego", federation, server_opt="sgd")
@@ -281,6 +301,21 @@ def test_private_sums_without_noise_to_speak_of_are_the_mean(federation, tff):
     r = algorithm.population.clients_per_round  # three are expected, whoever comes
     expected = np.sum(updates(algorithm, federation), 0) / r
     assert distance(tree.to_vector(tree.subtract(after, before)), expected) < 1e-5
+
+
+@pytest.mark.slow
+def test_private_means_do_without_weights_that_are_whole_numbers(federation, tff):
+    """A method of one's own may weigh with N_i as it comes, an int32; the divisor is no int32."""
+    plain = build("fedavg", federation)
+
+    def client_update(w, state, data):
+        return plain.client_update(w, state, data)._replace(weight=data.info.num_examples)
+
+    found = [
+        one_round(aggregated("dp", algorithm, federation, noise=1e-9, clip=1e3), algorithm)[1]
+        for algorithm in (plain, plain._replace(client_update=client_update))
+    ]
+    assert distance(*found) < 1e-5
 
 
 @pytest.mark.slow
@@ -525,6 +560,21 @@ def test_a_run_whose_rounds_may_have_nobody_is_warned_before_it_begins():
         warn_of_small_rounds(config, population(Sampling("binomial", 0.2), 200))
         alone = replace(config, algorithm="local")  # nothing is sent
         warn_of_small_rounds(alone, population(Sampling("binomial", 0.1), 6))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"aggregator": "median"}, {"on_broken": "reject", "max_norm": 2.0}, {"on_broken": "reject", "clip_norm": 2.0}],
+    ids=lambda asked: list(asked)[-1],
+)
+def test_a_method_that_sends_nothing_says_that_nothing_is_done_to_it(asked):
+    name, value = list(asked.items())[-1]
+    with pytest.warns(UserWarning, match=f"Local does not use {name}={value}: its clients send nothing"):
+        check_needs(small_runs.config(algorithm="local", **asked))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_needs(small_runs.config(algorithm="fedavg", **asked))
+        check_needs(small_runs.config(algorithm="local", on_broken="reject"))
 
 
 @pytest.mark.slow

@@ -32,6 +32,9 @@ def check_needs(config: RunConfig) -> None:
     check_engine(config.engine)
     if config.head_init != RunConfig.head_init and config.method.no_head_init:  # in a comparison, others may use it
         warn_user(f"{config.title} does not use head_init={config.head_init}: {config.method.no_head_init}")
+    for name in ("aggregator", "max_norm", "clip_norm"):
+        if config.method.up == "0" and (value := getattr(config, name)) is not None:
+            warn_user(f"{config.title} does not use {name}={value}: its clients send nothing")
     for name in config.metrics:
         as_metric(name, config.kind)
     if config.aggregator in PRIVATE or config.secure_noise is not None:

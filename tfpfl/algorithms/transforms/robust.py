@@ -72,8 +72,12 @@ def _with_statistic(algorithm: Algorithm, statistic: Callable) -> Algorithm:
     def server_update(server, aggregated, total):
         counts = tf.where(aggregated.weight.values > 0)[:, 0]  # FedProx gives a straggler that it drops the weight 0
 
+        def of_rows(rows):
+            rows = tf.cast(rows, algorithm.model.dtype) if rows.dtype.is_integer else rows  # their mean may be none
+            return statistic(tf.gather(rows, counts))
+
         def of(kind, part):
-            value = tf.nest.map_structure(lambda rows: statistic(tf.gather(rows, counts)), part.values)
+            value = tf.nest.map_structure(of_rows, part.values)
             return tree.scale(total, value) if kind == "sum" else value
 
         values = aggregated._make([*map(of, sent, aggregated[:-1]), total])

@@ -100,7 +100,7 @@ def _screened(algorithm: Algorithm, max_norm: float | None, clip_norm: float | N
         )
 
     def client_update(message, state, data: ClientData, earlier=None) -> ClientOutput:
-        data, reason = _usable(data)
+        data, reason = _usable(data, algorithm.model)
         if earlier is not None:
             reason = tf.where(tf.equal(earlier, 0), reason, earlier)
         output = algorithm.client_update(message, state, data)
@@ -153,7 +153,7 @@ def _clipped(algorithm: Algorithm, state, output: ClientOutput, norm, clip_norm:
     limit = tf.constant(clip_norm, norm.dtype)  # tf.cast would round it to float32 first
     factor = limit / tf.maximum(norm, limit)
     update = tf.nest.map_structure(lambda x: tf.cast(factor, x.dtype) * x if x.dtype.is_floating else x, output.update)
-    sent = output._replace(update=update, made=output.update)
+    sent = output._replace(update=update, made=as_made(output).update)
     if algorithm.balance is None:
         return sent
     return sent._replace(state=tree.where(norm > limit, algorithm.balance(state, sent), output.state))
@@ -182,11 +182,12 @@ def check_norms(max_norm: float | None, clip_norm: float | None) -> None:
         raise InvalidArgument(f"clip_norm={clip_norm} clips nothing: updates above max_norm={max_norm} are rejected")
 
 
-def _usable(data: ClientData):
+def _usable(data: ClientData, model):
     """(data on which any algorithm can run, the number of the reason if the data had to be changed, else 0)."""
-    reason, y = tf.zeros([], tf.int32), data.y
+    reason, numbers = tf.zeros([], tf.int32), not model.kind.label.is_classes
+    y = tf.cast(data.y, model.dtype) if numbers and not data.y.dtype.is_floating else data.y  # targets may be integers
     found = tf.shape(data.y)[0]
-    classes, numbers = data.info.num_classes, y.dtype.is_floating
+    classes = data.info.num_classes
     outside = tf.reduce_any(~tf.math.is_finite(y) if numbers else (y < 0) | (y >= classes))
     reason = _first(reason, tf.equal(found, 0), 1)
     given = tf.nest.map_structure(tf.convert_to_tensor, data.x)

@@ -118,7 +118,8 @@ def secured(
         parts = [sums] if whole else sums
         named = zip(kinds(algorithm), parts, strict=True)
         found = [_mean(part, total.weight) if kind == "mean" else part for kind, part in named]
-        return algorithm.step(server, found[0] if whole else type(algorithm.aggregate)(*found), total.weight)
+        updated = algorithm.step(server, found[0] if whole else type(algorithm.aggregate)(*found), total.weight)
+        return tree.where(total.weight > 0, updated, server)  # noise alone, of clients of weight 0, is no step
 
     return algorithm._replace(
         sent=sent, server_update=server_update, aggregate=Sent("sum", "sum"), one_pass=None, balance=None

@@ -161,7 +161,9 @@ def make_adder(algorithm, aggregator, contribution_type):
     def as_sums(mean, added):
         factor, weight = added
         if divisor is not None and not weighted:
-            factor = weight = tf.constant(divisor, weight.dtype)
+            whole = weight.dtype.is_integer  # such as N_i as it comes
+            factor = tf.constant(divisor, algorithm.model.dtype if whole else weight.dtype)
+            weight = tf.cast(tf.math.ceil(factor), weight.dtype) if whole else factor
         return tree.scale(factor, mean), weight
 
     as_float = tff.tensorflow.computation(lambda weight: tf.cast(weight, tf.float32), contribution_type.weight)
