@@ -41,7 +41,7 @@ from tfpfl.algorithms.parts.local_training import (
 )
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import rate
-from tfpfl.checks import InvalidArgument, check_fractions, check_rates
+from tfpfl.checks import InvalidArgument, check_fractions, check_rates, check_whole_number
 from tfpfl.data.randomness import Fold
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss, logits
@@ -146,8 +146,9 @@ def fedala(
     """
     check_fractions(s=s)
     check_rates(eta_w=eta_w, threshold=threshold)
-    if s == 0 or max_epochs < 1:
-        raise InvalidArgument(f"s must be above 0 and max_epochs at least 1, found s={s}, max_epochs={max_epochs}")
+    check_whole_number(1, max_epochs=max_epochs, **({} if p is None else {"p": p}))
+    if s == 0:
+        raise InvalidArgument("s must be above 0, found 0: A_i would be learned on no examples")
     rates: dict[str, Any] = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
     work: dict[str, Any] = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     base = fedavg(model, population, weighting=weighting, **rates, **work)
