@@ -154,7 +154,7 @@ def test_layers_are_counted_from_the_top(data):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("p", 0), ("p", 4), ("s", 0.0), ("s", 1.1), ("eta_w", -1.0), ("threshold", -1.0), ("max_epochs", 0), ("eta", -1.0)]
-    + [("steps", 0), ("weighting", "q")],
+    + [("steps", 0), ("weighting", "q"), ("p", 1.5), ("max_epochs", 20.5)],
 )
 def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
     with pytest.raises(ValueError, match=rf"\b{name}\b"):

@@ -198,6 +198,14 @@ def test_singular_programs_have_a_minimum():
     assert simplex_minimum(np.zeros([3, 3])).numpy().sum() == 1
 
 
+def test_a_round_of_which_all_are_rejected_has_no_weights():
+    """TensorFlow's error ended such a run."""
+    types = [tf.TensorSpec([None]), tf.TensorSpec([None, 3, 4])]
+    weights = tf.function(lambda v, h: head_weights(v, h, 0.001), input_signature=types)
+    assert weights(np.zeros(0, np.float32), np.zeros([0, 3, 4], np.float32)).shape == (0, 0)
+    assert weights(np.ones(2, np.float32), np.ones([2, 3, 4], np.float32)).shape == (2, 2)
+
+
 def test_statistics_of_classes(data):
     x, y = data.data[3]
     phi = features(data.model.theta(), x).numpy()

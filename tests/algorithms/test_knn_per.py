@@ -173,6 +173,6 @@ def test_tff_has_the_same_neighbours(federation, tff):
 
 
 def test_refusals(data):
-    for wrong in ({"k": 0}, {"lam": 1.5}, {"scale": 0.0}, {"scale": -1.0}, {"kernel": "gauss"}):
+    for wrong in ({"k": 0}, {"k": 4.5}, {"lam": 1.5}, {"scale": 0.0}, {"scale": -1.0}, {"kernel": "gauss"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             knn_per(data.model, data.population, **wrong)

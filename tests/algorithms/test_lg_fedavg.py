@@ -135,7 +135,14 @@ def test_a_round_in_which_nothing_arrives_changes_nothing(data, options):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("eta", -1.0), ("steps", 0), ("weighting", "q"), ("pretrain_rounds", -1), ("new_body", "theta")],
+    [
+        ("eta", -1.0),
+        ("steps", 0),
+        ("weighting", "q"),
+        ("pretrain_rounds", -1),
+        ("pretrain_rounds", 1.5),
+        ("new_body", "theta"),
+    ],
 )
 def test_a_bad_hyperparameter_is_refused_by_name(data, name, value):
     with pytest.raises(ValueError, match=rf"\b{name}\b"):

@@ -121,7 +121,9 @@ def test_tff_does_the_same(name, kind, federation, tff):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("grouping", slow_but(["one_by_one", "stacked"], "stacked"))
-@pytest.mark.parametrize("name", slow_but(["pflego", "fedavg", "fedamp", "pgfed", "local"], "pflego", "fedamp"))
+@pytest.mark.parametrize(
+    "name", slow_but(["pflego", "fedavg", "fedamp", "pgfed", "local", "fedpac"], "pflego", "fedamp")
+)
 def test_where_everybody_is_broken_nothing_changes(name, grouping, federation):
     algorithm = build(name, federation)
     everybody = lambda data: tf.ones([], tf.int32)  # noqa: E731

@@ -177,6 +177,18 @@ def test_runs_whose_visits_no_device_computes_say_why(three, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fed3r", "fedproto"])
+def test_int8_is_refused_where_clients_send_sums(three, tmp_path, algorithm):
+    """In int8, a count of 1 beside a feature of 100 is read as 0.79, and one beside 300 as 0."""
+    counted = payload.decode(payload.encode(np.array([100.0, 1.0], np.float32), "int8"))[1]
+    assert abs(counted - 1) > 0.2
+    with new_run(three, tmp_path / "run", algorithm, labels="global") as run:
+        with pytest.raises(InvalidArgument, match="send sums that the server"):
+            LiveRounds(run, Rules(payload="int8"), 0.0)
+        LiveRounds(run, Rules(), 0.0)
+
+
+@pytest.mark.slow
 def test_a_wrong_weight_a_wrong_device_and_int8_where_clients_remember(three, tmp_path):
     with new_run(three, tmp_path / "run", "scaffold") as run:
         with pytest.raises(InvalidArgument, match="int8 would change it"):

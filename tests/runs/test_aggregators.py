@@ -24,7 +24,7 @@ from tfpfl.engines.tff.aggregators import OF_TFF, Aggregated, WithState, _quanti
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel, tree
 from tfpfl.runs import aggregators
-from tfpfl.runs.aggregators import factory
+from tfpfl.runs.aggregators import check_statistic, factory
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.needs import check_needs, warn_of_small_rounds
 from tfpfl.runs.privacy import chance_of_no_clients, privacy
@@ -473,6 +473,14 @@ def test_an_objective_that_an_aggregator_would_undo_is_refused(small, tmp_path, 
         Run.create(small_runs.config(**asked, aggregator="median"), tmp_path / "run", small)
     fair = small_runs.config(algorithm="pflego", objective="fair:1", aggregator="median")  # it sends f(l_i) g_i
     Run.create(fair, tmp_path / "fair", small).close()
+
+
+def test_8_bits_are_refused_where_the_server_solves_with_sums():
+    """On features of digits, the ridge regression of sums in 8 bits had 44 % right, that of exact ones 97 %."""
+    asked = small_runs.config(algorithm="fed3r", labels="global", engine="tff", aggregator="compress")
+    with pytest.raises(ValueError, match="fed3r cannot have aggregator='compress': its server solves"):
+        check_statistic(asked)
+    check_statistic(replace(asked, algorithm="fedproto"))
 
 
 @pytest.mark.parametrize("name", ["fed3r", "fedproto", "fedrod"])

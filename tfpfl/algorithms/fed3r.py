@@ -240,5 +240,7 @@ FED3R = Method(
     no_head_init="its first head is 0, and the next one is the solution",
     no_median="a client sends its sums once and zeros afterwards, and the head is that of all sums together. Use "
     "on_broken='reject' (--on-broken reject) against broken clients",
+    no_compress="its server solves a linear system with the clients' sums, and rounding them to 8 bits changes the "
+    "solution beyond use. Leave it out",
     no_batch_norm=dict.fromkeys(("local", "shared"), "its backbone is never trained. Use 'frozen'"),
 )

@@ -7,13 +7,14 @@ Messages: 4d bytes down, 4d up. On the device: the top p layers of the client's 
 predicts with w^_i, made of the newest w with the A_i of its last visit. A new client predicts with w, since A_i is 1 at
 first, and adapts it (with p = 1 only the head, since the backbone is the same for all). The local model is w_i.
 
-A layer is a kernel and the vectors after it, such as its bias; the head is the topmost. The code counts arrays, so that
-its layer_idx = 2 is p = 1. Before its first visit a client has the layers of w^0, as in paper and code: a client that
-comes first in a later round mixes them in. Where all its layers equal those of w, as in round 1, it learns nothing.
-The paper says "until convergence" in the start phase. We do as the code: until the losses of the last 10 epochs have a
-standard deviation below the threshold; but at most `max_epochs`, where the code goes on without an end. The code takes
-a window of the examples, in their order; here they are drawn at random. In the code, all clients learn A_i before every
-evaluation, also those that are not in the cohort. Here, as in algorithm 1 of the paper, only a visit changes A_i.
+A layer is a kernel and the vectors after it, such as its bias; the head is the topmost. So an LSTM is two layers, a GRU
+three, because its bias has two rows, and a low-rank adapter two. The code counts arrays, so that its layer_idx = 2 is p
+= 1. Before its first visit a client has the layers of w^0, as in paper and code: a client that comes first in a later
+round mixes them in. Where all its layers equal those of w, as in round 1, it learns nothing. The paper says "until
+convergence" in the start phase. We do as the code: until the losses of the last 10 epochs have a standard deviation
+below the threshold; but at most `max_epochs`, where the code goes on without an end. The code takes a window of the
+examples, in their order; here they are drawn at random. In the code, all clients learn A_i before every evaluation,
+also those that are not in the cohort. Here, as in algorithm 1 of the paper, only a visit changes A_i.
 
 In PFLlib (commit d832e76, system/), that all learn is in flcore/servers/serverala.py line 73, the window in
 utils/ALA.py lines 71 to 74, the start phase without an end in its lines 119 to 153, and the test for equal layers, of
@@ -41,7 +42,7 @@ from tfpfl.algorithms.parts.local_training import (
 )
 from tfpfl.algorithms.parts.optimizers import Optimizer
 from tfpfl.algorithms.parts.schedules import rate
-from tfpfl.checks import InvalidArgument, check_fractions, check_rates
+from tfpfl.checks import InvalidArgument, check_fractions, check_rates, check_whole_number
 from tfpfl.data.randomness import Fold
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss, logits
@@ -146,8 +147,9 @@ def fedala(
     """
     check_fractions(s=s)
     check_rates(eta_w=eta_w, threshold=threshold)
-    if s == 0 or max_epochs < 1:
-        raise InvalidArgument(f"s must be above 0 and max_epochs at least 1, found s={s}, max_epochs={max_epochs}")
+    check_whole_number(1, max_epochs=max_epochs, **({} if p is None else {"p": p}))
+    if s == 0:
+        raise InvalidArgument("s must be above 0, found 0: A_i would be learned on no examples")
     rates: dict[str, Any] = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
     work: dict[str, Any] = {"steps": steps, "epochs": epochs, "batch_size": batch_size}
     base = fedavg(model, population, weighting=weighting, **rates, **work)

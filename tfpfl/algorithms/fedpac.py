@@ -126,7 +126,10 @@ def head_weights(variances, means, least: float):
         a = tf.where(a > tf.where(largest > least, tf.cast(least, a.dtype), 0.999 * largest), a, tf.zeros_like(a))
         return a / tf.reduce_sum(a)
 
-    return tf.map_fn(of, flat, parallel_iterations=1)
+    size = tf.shape(flat)[0]  # 0 in a round of which all clients are rejected; map_fn has no shape for its result then
+    return tf.cond(
+        size > 0, lambda: tf.map_fn(of, flat, parallel_iterations=1), lambda: tf.zeros([size, size], tf.float64)
+    )
 
 
 def fedpac(

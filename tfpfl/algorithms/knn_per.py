@@ -29,7 +29,7 @@ from tfpfl.algorithms.contract import Adaptation, Algorithm, check_head_predicts
 from tfpfl.algorithms.fedavg import fedavg
 from tfpfl.algorithms.method import Method
 from tfpfl.algorithms.parts.optimizers import Optimizer
-from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates
+from tfpfl.checks import InvalidArgument, check_choice, check_fractions, check_rates, check_whole_number
 from tfpfl.models.losses import logits
 from tfpfl.models.weights import Head, Weights
 
@@ -133,8 +133,7 @@ def memorized(
     check_head_predicts(algorithm, "memorized")
     check_choice(kernel=(kernel, KERNELS))
     check_rates(scale=scale)
-    if k < 1:
-        raise InvalidArgument(f"k must be at least 1, found {k}: it is the number of neighbours")
+    check_whole_number(1, k=k)
     if scale == 0:
         raise InvalidArgument("scale must be greater than 0, found 0: distances are divided by it")
     if lam is not None:

@@ -7,7 +7,8 @@ FedProx, and two kinds of personal models that take in the global one slowly. Th
 Objective: client i minimizes l_i(w) + R(w; w_t), where R is a sum over layers and their neurons. A neuron is the vector
 of the weights into one output unit and its bias: a column of a kernel, or a filter. Units are found by a kernel's last
 axis, as Dense and Conv layers have it. The kernel of a depthwise or transposed convolution is grouped by that axis too,
-which is not the output there, and the two kernels of a recurrent layer are two layers.
+which is not the output there, and the two kernels of a recurrent layer are two layers; the bias of a GRU, which has two
+rows, is a third.
 
 Messages: 4d bytes down, 4d up. On the device: the whole model p_i. At the first visit p_i is w_t, which is then trained
 (PM-A), or w_i (PM-B). A new client predicts with w_t and adapts it as PM-A does at its first visit. The local model is

@@ -22,7 +22,7 @@ from tfpfl.algorithms.parts.adaptation import adaptation
 from tfpfl.algorithms.parts.converted_optimizers import as_optimizer
 from tfpfl.algorithms.parts.local_training import example_weight, local_solver
 from tfpfl.algorithms.parts.optimizers import Optimizer
-from tfpfl.checks import InvalidArgument, check_choice
+from tfpfl.checks import check_choice, check_whole_number
 from tfpfl.models import tree
 from tfpfl.models.losses import client_loss
 from tfpfl.models.weights import Head, Weights
@@ -89,8 +89,7 @@ def lg_fedavg(
         Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, arXiv 2001.01523, algorithm 1.
     """
     check_choice(new_body=(new_body, ("initial", "average")))
-    if pretrain_rounds < 0:
-        raise InvalidArgument(f"pretrain_rounds must not be negative, found {pretrain_rounds}")
+    check_whole_number(0, pretrain_rounds=pretrain_rounds)
     rates = {"eta": eta, "momentum": momentum, "client_opt": client_opt}
     solve = local_solver(**rates, steps=steps, epochs=epochs, batch_size=batch_size)
     weight, objective, num_labels = example_weight(model, weighting), client_loss(model), population.shared_labels()

@@ -55,6 +55,7 @@ class Method:
     no_objective: str = ""  # why there is no other objective than the mean, and what to use instead
     no_head_init: str = ""  # why `head_init` of a run changes nothing
     no_median: str = ""  # why a median or trimmed mean of the updates means nothing, and what to use instead
+    no_compress: str = ""  # why 8 bits a number are too few for what clients send, and what to use instead
     no_batch_norm: dict = field(default_factory=dict)  # 'local' or 'shared' -> why the method cannot have it
     warning: Callable | None = None  # (history rows, hyperparameters) -> what a user should know of these, or None
     model: Callable | None = None  # (SplitModel) -> the one of the algorithm, if that has layers of the method's own

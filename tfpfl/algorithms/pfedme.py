@@ -10,9 +10,10 @@ anchor and one step per batch. The local model is theta_i.
 lambda (w_i - theta_i) is the gradient of F_i if the inner problem is solved exactly. beta is 1 in PGFed's comparison; a
 beta above 1 extrapolates. The default lambda is that of the authors' code, 15; that of PGFed's code is 1. The authors'
 code trains all clients in every round, and averages the w_i of the chosen ones only; here only the chosen ones train,
-as with every method, so that the theta_i of the others are older. The authors' optimizer also has a weight decay of
-0.001 on theta (`weight_decay`, here 0). With implicit_prox the inner step is theta <- (theta - eta_p grad l + eta_p
-lambda w_i) / (1 + eta_p lambda), which is stable for every lambda.
+as with every method, so that the theta_i of the others are older. It also weighs the w_i by N_i; here all count the
+same, as in the paper. What it scores as the personal model is w_i, because it keeps theta_i in the parameters to which
+it then assigns w_i. Its optimizer has a weight decay of 0.001 on theta (`weight_decay`, here 0). With implicit_prox the
+inner step is theta <- (theta - eta_p grad l + eta_p lambda w_i) / (1 + eta_p lambda), which is stable for every lambda.
 """
 
 from typing import Any, NamedTuple

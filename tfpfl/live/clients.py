@@ -56,6 +56,11 @@ class Clients:
                 f"{run.folder}: {run.config.algorithm}'s clients keep what they have sent, and int8 would change it on "
                 "its way: leave --payload out"
             )
+        if rules.payload == "int8" and self.algorithm.aggregate == "sum" and run.config.method.sends == "update":
+            raise InvalidArgument(
+                f"{run.folder}: {run.config.algorithm}'s clients send sums that the server divides or solves with, and "
+                "int8 rounds the small ones of them away: leave --payload out"
+            )
         self.enrolled = enrolled_of(run, rules.most_examples)
         self.on_enrolled: Callable[[ClientInfo], None] = lambda info: None  # makes the bundle of a client
         self._use(self.population)

@@ -153,15 +153,14 @@ def check_objective(config: Any) -> None:
 
 
 def check_statistic(config: Any) -> None:
-    """Checks that the method of a `RunConfig` can have its median or trimmed mean, if that is its aggregator.
+    """Checks that the method of a `RunConfig` can have its aggregator, if that is a statistic or compression.
 
     Raises:
-        InvalidArgument: it cannot; the message says why (`Method.no_median`).
+        InvalidArgument: it cannot; the message says why (`Method.no_median` and `Method.no_compress`).
     """
-    if config.aggregator in OF_OURS and config.method.no_median:
-        raise InvalidArgument(
-            f"{config.algorithm} cannot have aggregator={config.aggregator!r}: {config.method.no_median}"
-        )
+    reasons = dict.fromkeys(OF_OURS, config.method.no_median) | {"compress": config.method.no_compress}
+    if why := reasons.get(config.aggregator):
+        raise InvalidArgument(f"{config.algorithm} cannot have aggregator={config.aggregator!r}: {why}")
 
 
 def factory(name: str, arguments: dict, algorithm: Algorithm) -> Any:
