@@ -144,6 +144,20 @@ def test_a_table_without_any_score_says_why():
     assert told_unscored([read(0, 0), read(0, 2)], EV_ALL) == ""
 
 
+def test_a_round_that_no_validation_examples_can_choose_is_told():
+    records = [made(), made("local")]
+    assert comparison.notes(records, protocol("validated"), gains=False)[0].startswith("All clients had taken part")
+    without = [
+        replace(r, evaluations=[e._replace(num_examples=0, score=math.nan) if e.split == "validation" else e
+                                for e in r.evaluations])
+        for r in records
+    ]  # fmt: skip
+    assert math.isnan(comparison.rows(without, protocol("validated"))[0]["accuracy"])
+    told = comparison.notes(without, protocol("validated"))
+    assert told[0] == "No client has validation examples, by which this protocol chooses its round."
+    assert not any("validation" in sentence for sentence in comparison.notes(without))
+
+
 @pytest.mark.slow
 def test_a_comparison_without_any_score_says_why(records):
     empty = [

@@ -105,11 +105,14 @@ def told_stops(records: Sequence[Record], titles: Sequence[str]) -> str:
 
 
 def told_unscored(records: Sequence[Record], protocol: Protocol) -> str:
-    """A sentence: why no record has a score of this protocol's examples; '' if one has."""
-    found = [result.num_clients for record in records for result in record.results if result.split == protocol.split]
-    if any(found):
-        return ""
-    return f"No client has {protocol.split} examples." if found else f"Nothing was scored on {protocol.split} examples."
+    """A sentence: why no record has a score of this protocol; '' if one has the examples that it needs."""
+    chosen_by = ("validation",) if protocol.when == "best_validation" else ()
+    for split in (protocol.split, *chosen_by):
+        found = [result.num_clients for record in records for result in record.results if result.split == split]
+        if not any(found):
+            told = f"No client has {split} examples" if found else f"Nothing was scored on {split} examples"
+            return f"{told}." if split == protocol.split else f"{told}, by which this protocol chooses its round."
+    return ""
 
 
 def told_splits(records: Sequence[Record]) -> str:
