@@ -123,6 +123,19 @@ def test_rounds_are_those_of_the_shortest_seed_and_bytes_those_of_all_visits():
     assert row["s a round"] == pytest.approx(np.mean(medians))
 
 
+def test_passes_and_operations_are_means_over_the_seeds():
+    found = [made(seed=seed) for seed in range(3)]
+    work = [({"forward": 1.0, "backward": 1.0}, 2e9), ({"forward": 3.0, "backward": 2.0}, 5e9)]
+    for record, (passes, flops) in zip(found, work, strict=False):
+        record.summary.update(passes=passes, flops=flops)
+    for records in (found, found[::-1]):
+        records[2 if records is found else 0].summary.clear()  # this one has not ended
+        (row,) = comparison.rows(records)
+        assert (row["passes"], row["GFLOP a visit"]) == (3.5, 3.5)
+    (row,) = comparison.rows(found[2:])
+    assert math.isnan(row["passes"]) and math.isnan(row["GFLOP a visit"])
+
+
 def test_names_of_columns_are_known_before_the_runs():
     first = {0: 1, 1: 1}
     found = [made(name, took_part=first, metrics=("ece",)) for name in ("pflego", "local", "fedavg_ft")]
