@@ -88,6 +88,11 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
             ["nowhere", "--set", "pflego.tau=5"],
             "--set, --dataset, --clients, --participation, --rounds: for the methods",
         ),
+        (
+            ["--algorithms", "pflego,local", "--protocol", "EV-local", "--pairs", "all"],
+            "--protocol EV-local is over sampled ones, which are the pairs: leave --pairs out",
+        ),
+        (["--algorithms", "pflego,fedavg", "--pairs", "all"], "--pairs is for gains over local or fedavg_ft, and none"),
         (["--algorithms", "pflego", "--protocol", "EV-al"], "unknown protocol 'EV-al'; did you mean 'EV-all'"),
     ],
 )
