@@ -11,7 +11,7 @@ from tfpfl.engines.inputs import OPENED
 from tfpfl.models import SplitModel
 from tfpfl.runs.aggregators import PRIVATE, check_statistic
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.metrics import as_metric
+from tfpfl.runs.metrics import ALWAYS, as_metric
 from tfpfl.runs.privacy import chance_of_no_clients, default_delta, no_clients, require_accounting
 from tfpfl.runs.protocols import LAST_ROUNDS
 
@@ -33,7 +33,8 @@ def check_needs(config: RunConfig) -> None:
     if config.head_init != RunConfig.head_init and config.method.no_head_init:  # in a comparison, others may use it
         warn_user(f"{config.title} does not use head_init={config.head_init}: {config.method.no_head_init}")
     for name in config.metrics:
-        as_metric(name, config.kind)
+        if name not in ALWAYS:
+            as_metric(name, config.kind)
     if config.aggregator in PRIVATE or config.secure_noise is not None:
         require_accounting()  # the summary needs it, perhaps hours later
 
