@@ -197,6 +197,7 @@ def test_sweep_takes_the_next_best_if_the_finalist_diverged(tmp_path, monkeypatc
         (["--random", "beta=0.1:inf"], "found 0.1 and inf; both are finite"),
         (["--random", "beta=0.1:1", "--seed", "-1"], "seed must lie in 0..2^31-1, found -1"),
         (["--random", "beta=0.1:1", "--draws", "0"], "0 is not in the range x>=1"),
+        (["--grid", "beta=0.1,0.2", "--halving", "0"], "'--halving': 0 is not in the range x>=1"),
         (["--grid", "beta=0.1,-0.1"], "beta must be"),
         (["--random", "tau=5:50"], "--random draws numbers such as 7.23, which tau cannot be: use --grid tau=A,B"),
         (["--random", "beta=1:0.1"], "beta: a range needs 0 < low < high, found 1.0 and 0.1"),

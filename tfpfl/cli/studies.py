@@ -213,6 +213,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
 @click.option("--draws", type=click.IntRange(1), default=8, help="Number of settings that --random draws.")
 @click.option(
     "--halving",
+    type=click.IntRange(1),
     default=1,
     metavar="K",
     help="Successive halving: after every stage keep the best 1/K of the settings and train them K times longer. "
