@@ -234,3 +234,14 @@ def test_reproduce_lists_shows_and_writes(tmp_path):
         in (tmp_path / "out.md").read_text()
     )
     assert "did you mean 'pflego-table1'" in call("reproduce", "pflego-tabel1", "--no-run", "--ledger", ledger, code=1)
+
+
+@pytest.mark.parametrize("minutes", ["nan", "0", "-1"])
+def test_reproduce_refuses_minutes_that_are_no_limit(tmp_path, minutes):
+    said = call("reproduce", "pflego-table1", "--minutes", minutes, "--out", tmp_path / "out", code=2)
+    assert "Invalid value for '--minutes'" in said and not (tmp_path / "out").exists()
+
+
+def test_reproduce_without_runs_refuses_what_is_for_runs(tmp_path):
+    said = call("reproduce", "pflego-table1", "--no-run", "--minutes", "5", "--out", tmp_path / "out", code=2)
+    assert "--minutes: for runs, and --no-run runs nothing: leave it out" in said
