@@ -157,6 +157,16 @@ def test_a_table_without_any_score_says_why():
     assert told_unscored([read(0, 0), read(0, 2)], EV_ALL) == ""
 
 
+def test_methods_without_the_model_of_a_protocol_are_told():
+    records = [made("pflego"), made("pflego", 1), made("fedavg"), made("local")]
+    values = [row["accuracy"] for row in comparison.rows(records, protocol("global"))]
+    assert [math.isnan(value) for value in values] == [True, False, True]
+    assert comparison.notes(records, protocol("global"))[0] == (
+        "By this protocol, PFLEGO and Local have no score: they have no global model."
+    )
+    assert not any("global model" in sentence for sentence in comparison.notes(records))
+
+
 def test_a_round_that_no_validation_examples_can_choose_is_told():
     records = [made(), made("local")]
     assert comparison.notes(records, protocol("validated"), gains=False)[0].startswith("All clients had taken part")
