@@ -5,8 +5,7 @@ round and nothing of the next. States are nested structures of arrays. They are 
 the structure in which they are returned, so that nothing in the file is ever executed. Everything has a checksum, which
 also covers the run, the round and the client that it belongs to.
 
-SQLite writes a round into `FILE-wal` first, and into `FILE` right after its commit. So a copy of `FILE` alone, without
-the `FILE-wal` that a killed process has left, has the rounds too. Copy while no process writes.
+SQLite keeps committed rounds in `FILE-wal` until the file is closed: copy both files, or copy after the run.
 """
 
 import json
@@ -83,7 +82,6 @@ class RunStore:
         if not read_only:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("PRAGMA wal_autocheckpoint = 1")  # each round reaches the file itself, not the WAL alone
         if not self._file.format:
             with self._file.transaction():
                 self._file.create(since=0)
