@@ -23,6 +23,7 @@ from tfpfl.engines import engine
 from tfpfl.runs import training
 from tfpfl.runs.config import RunConfig, RunError
 from tfpfl.runs.federations import open_federation
+from tfpfl.runs.folders import check_state_is_here
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import StoreError
 
@@ -448,6 +449,20 @@ def test_a_state_of_another_run_or_a_lost_or_damaged_one(a_run, federation, tmp_
         assert run.store.round_num == 7
         with pytest.raises(RunError, match="another run is being created or trained in .* by this process"):
             Run.open(a_run)
+
+
+def test_a_run_whose_state_is_empty_does_not_begin_again(tmp_path):
+    state, history = tmp_path / "state.sqlite", tmp_path / "history.csv"
+    check_state_is_here(tmp_path)  # a new run
+    state.touch()
+    check_state_is_here(tmp_path)  # killed while it was made
+    history.write_text("\r\n")
+    check_state_is_here(tmp_path)  # interrupted in round 1
+    history.write_text("round,clients\r\n1,3\r\n")
+    with pytest.raises(RunError, match="state.sqlite is empty: the run has a history.csv, but its state is lost"):
+        check_state_is_here(tmp_path)
+    state.write_bytes(b"SQLite format 3")
+    check_state_is_here(tmp_path)
 
 
 @pytest.mark.slow

@@ -88,6 +88,11 @@ def test_compare_trains_then_compares_then_writes(tmp_path):
             ["nowhere", "--set", "pflego.tau=5"],
             "--set, --dataset, --clients, --participation, --rounds: for the methods",
         ),
+        (
+            ["--algorithms", "pflego,local", "--protocol", "EV-local", "--pairs", "all"],
+            "--protocol EV-local is over sampled ones, which are the pairs: leave --pairs out",
+        ),
+        (["--algorithms", "pflego,fedavg", "--pairs", "all"], "--pairs is for gains over local or fedavg_ft, and none"),
         (["--algorithms", "pflego", "--protocol", "EV-al"], "unknown protocol 'EV-al'; did you mean 'EV-all'"),
     ],
 )
@@ -192,6 +197,7 @@ def test_sweep_takes_the_next_best_if_the_finalist_diverged(tmp_path, monkeypatc
         (["--random", "beta=0.1:inf"], "found 0.1 and inf; both are finite"),
         (["--random", "beta=0.1:1", "--seed", "-1"], "seed must lie in 0..2^31-1, found -1"),
         (["--random", "beta=0.1:1", "--draws", "0"], "0 is not in the range x>=1"),
+        (["--grid", "beta=0.1,0.2", "--halving", "0"], "'--halving': 0 is not in the range x>=1"),
         (["--grid", "beta=0.1,-0.1"], "beta must be"),
         (["--random", "tau=5:50"], "--random draws numbers such as 7.23, which tau cannot be: use --grid tau=A,B"),
         (["--random", "beta=1:0.1"], "beta: a range needs 0 < low < high, found 1.0 and 0.1"),
@@ -228,3 +234,14 @@ def test_reproduce_lists_shows_and_writes(tmp_path):
         in (tmp_path / "out.md").read_text()
     )
     assert "did you mean 'pflego-table1'" in call("reproduce", "pflego-tabel1", "--no-run", "--ledger", ledger, code=1)
+
+
+@pytest.mark.parametrize("minutes", ["nan", "0", "-1"])
+def test_reproduce_refuses_minutes_that_are_no_limit(tmp_path, minutes):
+    said = call("reproduce", "pflego-table1", "--minutes", minutes, "--out", tmp_path / "out", code=2)
+    assert "Invalid value for '--minutes'" in said and not (tmp_path / "out").exists()
+
+
+def test_reproduce_without_runs_refuses_what_is_for_runs(tmp_path):
+    said = call("reproduce", "pflego-table1", "--no-run", "--minutes", "5", "--out", tmp_path / "out", code=2)
+    assert "--minutes: for runs, and --no-run runs nothing: leave it out" in said

@@ -10,6 +10,7 @@ from helpers.marks import slow_but
 from tflite_export.device.live import wire
 from tfpfl.checks import InvalidArgument
 from tfpfl.cli import main
+from tfpfl.live import serve as serving
 from tfpfl.live.async_book import AsyncBook
 from tfpfl.live.async_rounds import AsyncRounds
 from tfpfl.live.cohort import as_it_was
@@ -48,6 +49,16 @@ def with_devices(run, clients=(0, 1)):
         rounds.join(tokens[client], about | {"key": wire.Signer().public}, 0.0)
     rounds.close()
     run.close()
+
+
+def test_what_an_export_that_was_killed_has_left_is_removed(a_run, monkeypatch):
+    root = a_run / serving.BUNDLES
+    (root / "k2.0123abcd.new").mkdir(parents=True)
+    (root / "k2.0123abcd.new" / "program.tflite").write_bytes(b"a part")
+    monkeypatch.setattr(serving, "_export", lambda run, info, out, browser: out.mkdir())
+    with Run.open(a_run) as run:
+        made = serving.bundles_of(run)
+    assert sorted(root.iterdir()) == sorted(made.values()) and root / "k2" in made.values()
 
 
 @pytest.mark.parametrize(

@@ -398,6 +398,16 @@ def test_settings_that_cannot_be_are_refused(digits, tmp_path, name, changed, to
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(("b.h5",), "must end with .keras"), (("b.keras", "--rate", "nan"), "rate must be positive, found 0.1 and nan")],
+)
+def test_the_command_refuses_before_it_reads_the_data(monkeypatch, arguments, told):
+    monkeypatch.setattr("tfpfl.data.load_source", lambda *_, **__: pytest.fail("reading can take minutes"))
+    said = CliRunner().invoke(main, ["pretrain", *arguments])
+    assert said.exit_code == 1 and told in " ".join(said.output.split())
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path):
     out = tmp_path / "b.keras"

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 from sklearn import metrics as known
 
+from helpers import small_runs as runs
 from helpers.made_records import made
 from helpers.marks import slow_but
 from tfpfl.checks import InvalidArgument
@@ -22,7 +23,7 @@ from tfpfl.data.synthetic import synthetic_targets
 from tfpfl.runs import metrics, statistics
 from tfpfl.runs.config import RunConfig, entries, read_config
 from tfpfl.runs.metrics import as_metric, known_metrics, measurer, names_for, shown_score, told_score
-from tfpfl.runs.needs import check_labels
+from tfpfl.runs.needs import check_labels, check_needs
 from tfpfl.runs.protocols import EV_ALL, PROTOCOLS, Score, curve, evaluation_rows, find, results, rounds_to, worst
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore
@@ -121,6 +122,23 @@ def test_a_metric_of_another_kind_is_refused_by_name():
     config = RunConfig(kind="quantile:0.90", metrics=("coverage", "mae"), patience=3)
     assert (config.kind, config.metrics, config.monitor) == ("quantile:0.9", ("coverage", "mae"), "pinball")
     assert RunConfig(kind="huber", metrics=("mae", "r2")).metrics == ("r2",)  # the score is not listed twice
+
+
+def test_the_accuracy_is_refused_as_a_metric_of_labels_that_are_no_classes(tmp_path):
+    said = "unknown metric 'accuracy'; there are rmse, loss, mae, r2 for regression; accuracy is for classification"
+    with pytest.raises(InvalidArgument, match=said):
+        RunConfig(kind="regression", metrics=("accuracy", "mae"))
+    data = federation("real", tmp_path / "f")
+    asked = RunConfig(metrics=("accuracy", "mae"))  # what the labels are is known with the data
+    with pytest.raises(InvalidArgument, match=said):
+        Run.create(asked, tmp_path / "run", data)
+    assert not (tmp_path / "run").exists() and asked.patience is None
+    assert RunConfig().resolved(data).monitor == "rmse"  # its default, 'accuracy', stands for the score
+    classes = runs.federation(tmp_path / "classes")
+    listed, without = (RunConfig(metrics=m).resolved(classes) for m in (("accuracy", "nll", "accuracy"), ("nll",)))
+    assert listed.metrics == ("nll",) and listed.run_id == without.run_id
+    check_needs(RunConfig(metrics=("accuracy",)))
+    assert RunConfig(kind="classification", metrics=("accuracy",)).metrics == ()
 
 
 def test_a_metric_of_ones_own_must_not_have_the_name_of_one_for_the_kind(monkeypatch):

@@ -123,6 +123,19 @@ def test_rounds_are_those_of_the_shortest_seed_and_bytes_those_of_all_visits():
     assert row["s a round"] == pytest.approx(np.mean(medians))
 
 
+def test_passes_and_operations_are_means_over_the_seeds():
+    found = [made(seed=seed) for seed in range(3)]
+    work = [({"forward": 1.0, "backward": 1.0}, 2e9), ({"forward": 3.0, "backward": 2.0}, 5e9)]
+    for record, (passes, flops) in zip(found, work, strict=False):
+        record.summary.update(passes=passes, flops=flops)
+    for records in (found, found[::-1]):
+        records[2 if records is found else 0].summary.clear()  # this one has not ended
+        (row,) = comparison.rows(records)
+        assert (row["passes"], row["GFLOP a visit"]) == (3.5, 3.5)
+    (row,) = comparison.rows(found[2:])
+    assert math.isnan(row["passes"]) and math.isnan(row["GFLOP a visit"])
+
+
 def test_names_of_columns_are_known_before_the_runs():
     first = {0: 1, 1: 1}
     found = [made(name, took_part=first, metrics=("ece",)) for name in ("pflego", "local", "fedavg_ft")]
@@ -142,6 +155,30 @@ def test_a_table_without_any_score_says_why():
     assert told_unscored([read(0, 0), read(0)], EV_ALL) == "No client has test examples."
     assert told_unscored([read(3, split="validation")], EV_ALL) == "Nothing was scored on test examples."
     assert told_unscored([read(0, 0), read(0, 2)], EV_ALL) == ""
+
+
+def test_methods_without_the_model_of_a_protocol_are_told():
+    records = [made("pflego"), made("pflego", 1), made("fedavg"), made("local")]
+    values = [row["accuracy"] for row in comparison.rows(records, protocol("global"))]
+    assert [math.isnan(value) for value in values] == [True, False, True]
+    assert comparison.notes(records, protocol("global"))[0] == (
+        "By this protocol, PFLEGO and Local have no score: they have no global model."
+    )
+    assert not any("global model" in sentence for sentence in comparison.notes(records))
+
+
+def test_a_round_that_no_validation_examples_can_choose_is_told():
+    records = [made(), made("local")]
+    assert comparison.notes(records, protocol("validated"), gains=False)[0].startswith("All clients had taken part")
+    without = [
+        replace(r, evaluations=[e._replace(num_examples=0, score=math.nan) if e.split == "validation" else e
+                                for e in r.evaluations])
+        for r in records
+    ]  # fmt: skip
+    assert math.isnan(comparison.rows(without, protocol("validated"))[0]["accuracy"])
+    told = comparison.notes(without, protocol("validated"))
+    assert told[0] == "No client has validation examples, by which this protocol chooses its round."
+    assert not any("validation" in sentence for sentence in comparison.notes(without))
 
 
 @pytest.mark.slow

@@ -591,6 +591,15 @@ def test_real_names_of_columns_are_checked_before_the_first_run(six_clients, tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_a_protocol_that_chooses_by_validation_examples_needs_some(tmp_path):
+    without = runs.federation(tmp_path / "without", validation=0.0)
+    asked = {"protocol": "validated", "data": {"six": {"federation": str(without.path)}}, "methods": {"local": {}}}
+    said = "data.six: the protocol chooses the round on validation examples, but the federation has none: "
+    with pytest.raises(InvalidArgument, match=said):
+        run_study(asked, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_real_settings_need_validation_examples(tmp_path):
     without = runs.federation(tmp_path / "without", validation=0.0)
     with pytest.raises(

@@ -54,15 +54,18 @@ def pretrain(out, dataset, only_classes, network, epochs, batch_size, rate, vali
     You may interrupt it at any time: the same command goes on after the last finished epoch.
     """
     from tfpfl.data import load_source
+    from tfpfl.models.network_file import check_new
     from tfpfl.runs.pretraining import Settings
     from tfpfl.runs.pretraining import pretrain as train
 
+    check_new(out)  # before the data are read, which can take minutes
+    settings = Settings(network, epochs, batch_size, rate, validation, seed)
     if only_classes is None:
         only_classes = "background" if dataset == "omniglot" else "first_half"
     augment = "none" if dataset == "omniglot" else "before_split"  # no rotations; other data sets have none anyway
     source = load_source(dataset, allow_download=allow_download, only_classes=only_classes, augment=augment)
     with resumable(SAME_COMMAND, lambda: "finished epochs are saved"):
-        found = train(source, out, Settings(network, epochs, batch_size, rate, validation, seed), click.echo)
+        found = train(source, out, settings, click.echo)
     click.echo(
         f"{len(source.class_names)} classes of {dataset}: {100 * found['test_accuracy']:.1f} % of the test examples; "
         f"written to {out} and {out.with_suffix('.json')}"

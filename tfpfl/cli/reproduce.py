@@ -8,7 +8,7 @@ import click
 from tfpfl.cli.ending import SAME_COMMAND, resumable
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import PATH, OneOf, SectionedCommand
+from tfpfl.cli.layout import PATH, POSITIVE, OneOf, SectionedCommand
 from tfpfl.cli.options import PICTURE, allow_code_of, allow_code_option, download_option
 
 
@@ -43,7 +43,7 @@ from tfpfl.cli.options import PICTURE, allow_code_of, allow_code_option, downloa
     default=0,
     help="The first of the seeds, so that several machines can have different ones.",
 )
-@click.option("--minutes", type=float, help="Start no further cell after this many minutes. Default: no limit.")
+@click.option("--minutes", type=POSITIVE, help="Start no further cell after this many minutes. Default: no limit.")
 @click.option("--out", type=PATH, default=Path("runs/reproduce"), help="The folder for the run folders and the ledger.")
 @click.option(
     "--ledger", type=PATH, help="The file that keeps the results of all experiments. Default: ledger.json in OUT."
@@ -101,6 +101,8 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
         unused = options_given({"plot", "over", "minutes", "rounds", "seeds", "first_seed", "scale", "only"})
         if unused:
             raise click.UsageError(f"{', '.join(unused)}: say of which experiment, as in tfpfl reproduce NAME")
+    if no_run and (unused := options_given({"minutes", "allow_download"})):
+        raise click.UsageError(f"{', '.join(unused)}: for runs, and --no-run runs nothing: leave it out")
     if over and not plot:
         raise click.UsageError("--over says what --plot draws over: give --plot FILE, too")
     if write:

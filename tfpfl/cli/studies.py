@@ -125,6 +125,11 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         raise click.UsageError(f"{', '.join(flags)}: for the methods of --algorithms, which is not given: leave it out")
     if not names and options_given({"out"}):
         raise click.UsageError("--out is for the runs of --algorithms, which is not given; --write names a file")
+    if wanted.clients != "all" and options_given({"pairs"}):
+        raise click.UsageError(
+            f"--pairs is for protocols over all clients, and --protocol {protocol} is over {wanted.clients} ones, "
+            "which are the pairs: leave --pairs out"
+        )
     hyper: dict[str, dict[str, Any]] = {name: {} for name in names}
     for setting in settings:
         whose, _, value = setting.rpartition("=")
@@ -150,6 +155,12 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
         RunConfig(algorithm=name, hyperparameters=hyper[name], seed=seed, **common) for seed in drawn for name in names
     ]
     given = [Record.read(folder) for folder in folders]
+    methods = {config.algorithm for config in [*(record.config for record in given), *configs]}
+    if options_given({"pairs"}) and methods.isdisjoint(comparing.BASELINES):
+        raise click.UsageError(
+            f"--pairs is for gains over {' or '.join(comparing.BASELINES)}, and none of the methods is one: leave "
+            "--pairs out"
+        )
     columns = names_in(kw["columns"])
     comparing.check_columns(columns, [*(record.config for record in given), *configs])
     if options_given({"columns"}) and not any(path.suffix == ".tex" for path in write):
@@ -202,6 +213,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
 @click.option("--draws", type=click.IntRange(1), default=8, help="Number of settings that --random draws.")
 @click.option(
     "--halving",
+    type=click.IntRange(1),
     default=1,
     metavar="K",
     help="Successive halving: after every stage keep the best 1/K of the settings and train them K times longer. "

@@ -7,6 +7,7 @@ import operator
 import os
 import resource
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -61,6 +62,8 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
     found: dict[int, Path] = {}
     root = run.folder / BUNDLES
     root.mkdir(exist_ok=True)
+    for left in root.glob("*.new"):  # by an export that was killed
+        shutil.rmtree(left)
     if isinstance(exported_training(run), str):
         return _plans_of(run, root)
     infos = [run.population.info(client) for client in run.population.client_ids.tolist()]
@@ -105,7 +108,7 @@ def _export(run, info: ClientInfo, out: Path, browser: bool) -> None:
 
 def _add_browser_program(run, info: ClientInfo, folder: Path) -> None:
     """Adds it to a bundle, whose other files stay: devices that have joined have them."""
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+    with tempfile.TemporaryDirectory(".new", dir=folder.parent) as temporary:
         _export(run, info, Path(temporary) / "new", True)
         new, old = Bundle(Path(temporary) / "new").manifest, Bundle(folder).manifest
         os.replace(Path(temporary) / "new" / BROWSER_PROGRAM, folder / BROWSER_PROGRAM)

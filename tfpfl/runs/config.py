@@ -207,12 +207,11 @@ class RunConfig:
             InvalidArgument: the file of the network cannot be read; the kind does not fit the labels of the federation,
                 or a metric the kind.
         """
-        row = self.method
+        row, manifest = self.method, federation.manifest
         preset = row.presets.get(self.preset, {})
         if "head_init" in preset and self.head_init != RunConfig.head_init:
             preset = preset | {"head_init": self.head_init}
         defaults = {name: p.default for name, p in row.hyperparameters.items()}
-        manifest = federation.manifest
         resolved = asdict(self) | {
             "hyperparameters": defaults | preset | self.hyperparameters,
             # The manifest says what the data are, because the federation may be one that the user made.
@@ -231,6 +230,7 @@ class RunConfig:
         }
         if (kind := kind_of(federation, self.kind)).is_classes:
             check_kind(self.metrics, kind, self.own_metrics)
+            resolved["metrics"] = tuple(name for name in self.metrics if name != kind.score.name)
         resolved["kind"] = None if kind.is_classes else kind.text
         init = self.init or row.preset_init.get(self.preset)
         resolved["init"] = None if init == "keras" else init  # as runs have it that are older than this entry

@@ -171,6 +171,21 @@ def remove_new(folder: Path, made: bool) -> None:
         folder.rmdir()
 
 
+def check_state_is_here(folder: Path) -> None:
+    """Checks that a run which had rounds has its state, so that it does not begin again.
+
+    Raises:
+        RunError: there is a history.csv, but no state; or a history of rounds, and the file of the state is empty.
+    """
+    state, history = folder / STATE, folder / "history.csv"
+    if not history.exists():
+        return
+    is_empty = state.exists() and not state.stat().st_size and len(history.read_bytes().splitlines()) > 1
+    if is_empty or not state.exists():
+        what = "empty" if is_empty else "missing"
+        raise RunError(f"{state} is {what}: the run has a history.csv, but its state is lost. Put the file back")
+
+
 def check_heads_are_here(folder: Path, federation: Federation | None = None) -> None:
     """Checks that the clients' states are in a run folder.
 

@@ -8,14 +8,14 @@ process, for every engine. Those of tfpfl are in `tfpfl.runs.metric_functions`.
 import math
 import re
 import traceback
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_choice, check_type, one_line, unknown
-from tfpfl.data.kinds import ACCURACY, KINDS, LabelKind, ScoreName, kind_for, label_kind
+from tfpfl.data.kinds import ACCURACY, CLASSIFICATION, KINDS, LabelKind, ScoreName, kind_for, label_kind
 from tfpfl.runs.metric_functions import (
     balanced_accuracy,
     brier,
@@ -173,7 +173,7 @@ def _of_kind(name: str, kind: str | LabelKind | None) -> Metric | None:
     return next((m for m in _BUILT_IN if m.name == name and label_kind(kind).name in m.kinds), None)
 
 
-def check_kind(metrics: Iterable[Any], kind: str | LabelKind, own: Container[str] = ()) -> None:
+def check_kind(metrics: Iterable[Any], kind: str | LabelKind, own: Collection[str] = ()) -> None:
     """Checks that metrics are for a kind of labels.
 
     Args:
@@ -186,12 +186,12 @@ def check_kind(metrics: Iterable[Any], kind: str | LabelKind, own: Container[str
     """
     kind = label_kind(kind)
     for name in metrics:
-        if not isinstance(name, str) or name not in METRICS:
+        if not isinstance(name, str) or name not in (*METRICS, ACCURACY.name):
             continue
         if is_own(name) and not kind.is_classes and name in (kind.score.name, *names_for(kind)):
             raise InvalidArgument(f"{name} is the name of a metric of tfpfl for {kind.text}: take another name")
-        if name not in own and _of_kind(name, kind) is None:
-            kinds = dict.fromkeys(k for m in _BUILT_IN if m.name == name for k in m.kinds)
+        if name not in (*own, kind.score.name) and _of_kind(name, kind) is None:
+            kinds = dict.fromkeys(k for m in _BUILT_IN if m.name == name for k in m.kinds) or (CLASSIFICATION.name,)
             raise InvalidArgument(
                 f"unknown metric {name!r}; there are {kind.score.name}, loss, {', '.join(names_for(kind))} for "
                 f"{kind.text}; {name} is for {' and '.join(kinds)}"

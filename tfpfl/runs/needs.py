@@ -11,7 +11,7 @@ from tfpfl.engines.inputs import OPENED
 from tfpfl.models import SplitModel
 from tfpfl.runs.aggregators import PRIVATE, check_statistic
 from tfpfl.runs.config import RunConfig
-from tfpfl.runs.metrics import as_metric
+from tfpfl.runs.metrics import ALWAYS, as_metric
 from tfpfl.runs.privacy import chance_of_no_clients, default_delta, no_clients, require_accounting
 from tfpfl.runs.protocols import LAST_ROUNDS
 
@@ -36,7 +36,8 @@ def check_needs(config: RunConfig) -> None:
         if config.method.up == "0" and (value := getattr(config, name)) is not None:
             warn_user(f"{config.title} does not use {name}={value}: its clients send nothing")
     for name in config.metrics:
-        as_metric(name, config.kind)
+        if name not in ALWAYS:
+            as_metric(name, config.kind)
     if config.aggregator in PRIVATE or config.secure_noise is not None:
         require_accounting()  # the summary needs it, perhaps hours later
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tfpfl.algorithms.own import OwnCode, code_named, key_of
 from tfpfl.checks import InvalidArgument, one_line
+from tfpfl.data.kinds import ACCURACY
 from tfpfl.models.modules_beside import sha256_of
 from tfpfl.runs.metrics import (
     DIRECTIONS,
@@ -79,7 +80,7 @@ def resolved(metrics: Iterable[Any], monitor: str, own: dict) -> tuple[tuple[str
         own: {name: entry} that is known already.
 
     Returns:
-        The names, the name of `monitor`, and {name: entry} of the user's own.
+        The names, 'accuracy' too if it is listed; the name of `monitor`; and {name: entry} of the user's own.
 
     Raises:
         InvalidArgument: a metric cannot be loaded, two have the same name, or an entry is wrong.
@@ -110,7 +111,8 @@ def resolved(metrics: Iterable[Any], monitor: str, own: dict) -> tuple[tuple[str
     for name, entry in entries.items():
         check_entry(name, entry)
         describe_metric(name, entry["unit"], entry["direction"])
-    return names, monitor, {name: entries[name] for name in names if name in entries}
+    asked = (ACCURACY.name,) if ACCURACY.name in listed else ()  # of other labels than classes it is refused later
+    return asked + names, monitor, {name: entries[name] for name in names if name in entries}
 
 
 def check_entry(name: str, entry: Any) -> None:

@@ -55,6 +55,9 @@ class Settings:
         rate: Adam's rate, > 0.
         validation: the fraction of the training examples of each class that is set aside, in (0, 1).
         seed: of the initial weights, the validation examples and the order of examples, >= 0.
+
+    Raises:
+        InvalidArgument: a number is out of its range.
     """
 
     network: str = "omniglot_4conv"
@@ -63,6 +66,17 @@ class Settings:
     rate: float = 1e-3
     validation: float = 0.1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise InvalidArgument(
+                f"epochs and batch_size must be at least 1, found {self.epochs} and {self.batch_size}"
+            )
+        check_model_seed(self.seed)
+        if not (0 < self.validation < 1 and 0 < self.rate < float("inf")):
+            raise InvalidArgument(
+                f"validation must lie in (0, 1) and rate must be positive, found {self.validation} and {self.rate}"
+            )
 
 
 def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str], Any] = lambda line: None) -> dict:
@@ -82,9 +96,9 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         kept.
 
     Raises:
-        InvalidArgument: `out` or its .json exists, or what is begun beside it is damaged or has other settings; a
-            setting is out of range; another call trains `out`; the source has numbers in place of classes; the network
-            does not fit the examples, or gives no features [N, M]; or the loss is not finite.
+        InvalidArgument: `out` or its .json exists, or what is begun beside it is damaged or has other settings;
+            another call trains `out`; the source has numbers in place of classes; the network does not fit the
+            examples, or gives no features [N, M]; or the loss is not finite.
     """
     out = Path(out)
     check_new(out)
@@ -93,15 +107,6 @@ def pretrain(source: Source, out: Path, settings: Settings, tell: Callable[[str]
         raise InvalidArgument(f"{about_it} exists already, and nothing is overwritten. Take another name, or delete it")
     if source.targets is not None:
         raise InvalidArgument(f"a backbone is pretrained on classes, and {source.name} has numbers to predict")
-    if settings.epochs < 1 or settings.batch_size < 1:
-        raise InvalidArgument(
-            f"epochs and batch_size must be at least 1, found {settings.epochs} and {settings.batch_size}"
-        )
-    check_model_seed(settings.seed)
-    if not (0 < settings.validation < 1 and 0 < settings.rate < float("inf")):
-        raise InvalidArgument(
-            f"validation must lie in (0, 1) and rate must be positive, found {settings.validation} and {settings.rate}"
-        )
     about = {
         "settings": asdict(settings),
         "source": _described(source),

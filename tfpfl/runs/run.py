@@ -47,7 +47,7 @@ from tfpfl.runs.continuing import kept_config
 from tfpfl.runs.cost import Passes, Work, first_visit, visit_flops
 from tfpfl.runs.federations import open_federation, read_by
 from tfpfl.runs.files import write_whole
-from tfpfl.runs.folders import STATE, check_heads_are_here, locked_folder, new_folder
+from tfpfl.runs.folders import STATE, check_heads_are_here, check_state_is_here, locked_folder, new_folder
 from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_model, warn_of_small_rounds
 from tfpfl.runs.privacy import Privacy
@@ -190,10 +190,7 @@ class Run:
         with locked_folder(folder) as lock:
             config = read_config(folder)
             state = folder / STATE
-            if not state.exists() and (folder / "history.csv").exists():
-                raise RunError(
-                    f"{state} is missing: the run has a history.csv, but its state is lost. Put the file back"
-                )
+            check_state_is_here(folder)
             check_engine(engine or config.engine)
             network_file = folder / config.network_file.name if config.network_hash and config.network_file else None
             config = own_methods.load(config, folder)

@@ -299,7 +299,8 @@ def _row(
     history = [row for record in s.records for row in record.history]
     visits = sum(map(visits_of, history))
     sent = sum(row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in history)
-    passes, flops = (s.records[0].summary.get(name) for name in ("passes", "flops"))
+    passes = [sum(p.values()) for record in s.records if (p := record.summary.get("passes"))]
+    flops = [f / 1e9 for record in s.records if (f := record.summary.get("flops"))]
     score, half = (factor * number for number in mean_score(s, protocol))
     local, local_half = (factor * number for number in mean_score(s, EV_LOCAL))
     row = {
@@ -332,8 +333,8 @@ def _row(
         row[f"worse than {reference.label} %"] = 100 * statistics.share_worse(mine, theirs, direction)
     return row | {
         "bytes a visit": sent / max(visits, 1),
-        "passes": sum(passes.values()) if passes else math.nan,
-        "GFLOP a visit": flops / 1e9 if flops else math.nan,
+        "passes": statistics.over_seeds(passes)[0],
+        "GFLOP a visit": statistics.over_seeds(flops)[0],
         "s a round": statistics.over_seeds([record.seconds_per_round for record in s.records])[0],
     }
 

@@ -105,11 +105,18 @@ def told_stops(records: Sequence[Record], titles: Sequence[str]) -> str:
 
 
 def told_unscored(records: Sequence[Record], protocol: Protocol) -> str:
-    """A sentence: why no record has a score of this protocol's examples; '' if one has."""
-    found = [result.num_clients for record in records for result in record.results if result.split == protocol.split]
-    if any(found):
+    """A sentence: why no record, or that of some methods, has a score of this protocol; '' if nothing is missing."""
+    chosen_by = ("validation",) if protocol.when == "best_validation" else ()
+    for split in (protocol.split, *chosen_by):
+        found = [result.num_clients for record in records for result in record.results if result.split == split]
+        if not any(found):
+            told = f"No client has {split} examples" if found else f"Nothing was scored on {split} examples"
+            return f"{told}." if split == protocol.split else f"{told}, by which this protocol chooses its round."
+    if protocol.model in (protocols.PREDICTS, protocols.LOCAL_COPY):
         return ""
-    return f"No client has {protocol.split} examples." if found else f"Nothing was scored on {protocol.split} examples."
+    without = [r.title for r in records if all(result.model != protocol.model for result in r.results)]
+    names = _listed([*dict.fromkeys(without)])
+    return f"By this protocol, {names} have no score: they have no {protocol.model} model." if without else ""
 
 
 def told_splits(records: Sequence[Record]) -> str:

@@ -158,10 +158,12 @@ def _check(study: Study, allow_download: bool) -> dict[str, Federation]:
             federation = found[data.name] = open_federation(config, allow_download=allow_download)
         except (TfpflError, OSError, TypeError) as error:
             raise InvalidArgument(study.blame(data, None, {}, str(error))) from error
-        if any(method.space for method in study.methods) and not federation.num_examples("validation").any():
+        by_search = any(method.space for method in study.methods)
+        if (by_search or study.protocol.when == "best_validation") and not federation.num_examples("validation").any():
+            what = "settings are chosen" if by_search else "the protocol chooses the round"
             raise InvalidArgument(
-                f"{study.where}: data.{data.name}: settings are chosen on validation examples, but the federation has "
-                f"none: {more_validation(config)}"
+                f"{study.where}: data.{data.name}: {what} on validation examples, but the federation has none: "
+                f"{more_validation(config)}"
             )
     kinds = {
         kind_of(found[data.name], study.config(data, method, {}, study.seeds[0]).kind).text
