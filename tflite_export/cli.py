@@ -17,7 +17,7 @@ from tflite_export.device.errors import InvalidInput
 from tflite_export.device.layout import MODEL_CARD
 from tfpfl.checks import TfpflError, one_line
 from tfpfl.cli.group import Group
-from tfpfl.cli.layout import OneOf, SectionedCommand
+from tfpfl.cli.layout import Between, OneOf, SectionedCommand
 from tfpfl.cli.options import allow_code_of_run, allow_code_option
 
 _folder = click.Path(path_type=Path)
@@ -217,7 +217,7 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
 )
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0, min_open=True),
+    type=Between(0, min_open=True),
     default=None,
     help="The largest difference of a weight that counts as rounding.  [default: 1e-5; with Adam at the server a "
     "hundredth of rho, if that is more]. With --payload int8 there is no verdict, since "

@@ -28,6 +28,7 @@ def test_bad_input_is_told_in_one_line(run, tmp_path):
         ("serve", tmp_path / "nothing"): "nothing",
         ("serve", folder, "--host", "0.0.0.0"): "give --tls CERT KEY",
         ("serve", folder, "--quorum", "1.5"): "1.5",
+        ("serve", folder, "--quorum", "nan"): "nan is no number",
         ("serve", folder, "--wait-for", "11"): "wait_for is 11, but the run has 10 clients",
         ("serve", folder, "--web", examples): "holds no page",
         ("serve", folder, "--revoke", "12"): "has no client 12",

@@ -281,9 +281,12 @@ def test_mistakes(records, tmp_path):
         render([records[0], made("pflego", 0, good=0.6)])
     with pytest.raises(ReportError, match="is a folder; name the file"):
         write_report(records, tmp_path)
-    own = tmp_path / "data.csv"
+    with pytest.raises(ReportError, match="found the ending .pdf. Name it .html"):
+        write_report(records, tmp_path / "report.pdf")
+    assert not [*tmp_path.iterdir()]
+    own = tmp_path / "data"
     own.write_text("hospital,age,diagnosis\n")
-    with pytest.raises(ReportError, match="data.csv exists and is no page of HTML"):
+    with pytest.raises(ReportError, match="data exists and is no page of HTML"):
         write_report(records, own)
     assert own.read_text() == "hospital,age,diagnosis\n"
 

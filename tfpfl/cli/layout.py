@@ -12,21 +12,18 @@ from tfpfl.checks import unknown
 PATH = click.Path(path_type=Path)  # the type of options that are files or folders
 
 
-class Positive(click.FloatRange):
-    """A number above 0, up to a million."""
-
-    def __init__(self) -> None:
-        super().__init__(0, 1e6, min_open=True)
+class Between(click.FloatRange):
+    """A number in a range. click's own takes nan, which is neither below nor above a bound."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number; fails if it is out of the range, or nan, which is neither below nor above a bound."""
+        """The number; fails if it is out of the range, or nan."""
         found = super().convert(value, param, ctx)
         if found != found:
-            self.fail(f"{value} is no number: it must be above 0", param, ctx)
+            self.fail(f"{value} is no number.", param, ctx)
         return found
 
 
-POSITIVE = Positive()  # the type of options that are seconds, minutes or norms
+POSITIVE = Between(0, 1e6, min_open=True)  # the type of options that are seconds, minutes or norms
 
 
 class SectionOption(click.Option):

@@ -10,7 +10,7 @@ from tfpfl.checks import Unavailable, extra
 from tfpfl.cli.ending import resumable
 from tfpfl.cli.given import options_given
 from tfpfl.cli.group import main
-from tfpfl.cli.layout import PATH, POSITIVE, SectionedCommand
+from tfpfl.cli.layout import PATH, POSITIVE, Between, SectionedCommand
 from tfpfl.cli.options import allow_code_option, open_run, payload_option, quorum_option
 
 SERVE = {  # heading of the help -> options
@@ -86,7 +86,7 @@ class Buffer(click.ParamType):
 @click.option(
     "--secure-threshold",
     "threshold",
-    type=click.FloatRange(0.5, 1, max_open=True),
+    type=Between(0.5, 1, max_open=True),
     help="With --secure: a client's masks are opened if more than this part of its neighbours answers.  [default: 0.5]",
 )
 @click.option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from tfpfl.checks import InvalidArgument, unknown
-from tfpfl.cli.layout import PATH, Names, OneOf, OrNone, SectionedCommand, SectionOption, with_names
+from tfpfl.cli.layout import PATH, Between, Names, OneOf, OrNone, SectionedCommand, SectionOption, with_names
 from tfpfl.runs.files import check_place
 from tfpfl.runs.options import DATA_NAMES, OPTIONS, SECTIONS
 
@@ -296,7 +296,7 @@ def open_run(folder: Path, allow_code: bool, **how: Any) -> "Run":
 
 quorum_option = click.option(
     "--quorum",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Between(0, 1, min_open=True),
     default=0.6,
     help="The part of the invited clients that must have come for a round to end at its deadline.",
 )

@@ -27,11 +27,13 @@ def write_report(records: Sequence[Record], out: str | os.PathLike, **options) -
     """Writes the report to the HTML file `out`; an older one stays if that fails. The options are those of `render`.
 
     Raises:
-        ReportError: as `render`; `out` is a folder, or an existing file that is no page of HTML.
+        ReportError: as `render`; `out` has another ending, is a folder, or an existing file that is no page of HTML.
     """
     out = Path(out)
     if out.is_dir():
         raise ReportError(f"{out} is a folder; name the file, for example {out / 'report.html'}")
+    if out.suffix.lower() not in ("", ".html", ".htm"):
+        raise ReportError(f"{out}: a report is a page of HTML, found the ending {out.suffix}. Name it .html")
     if out.is_file() and (found := beginning(out)) and not found.lstrip().lower().startswith("<!doctype html"):
         raise ReportError(f"{out} exists and is no page of HTML: it may be your own data. Name another file")
     page = render(records, **options)
