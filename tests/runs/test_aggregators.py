@@ -476,7 +476,7 @@ def test_an_objective_that_an_aggregator_would_undo_is_refused(small, tmp_path, 
 
 
 def test_8_bits_are_refused_where_the_server_solves_with_sums():
-    """On features of digits, the ridge regression of sums in 8 bits had 44 % right, that of exact ones 97 %."""
+    """In a run on digits, the head that is solved from sums in 8 bits had 27 % right, that of exact ones 97 %."""
     asked = small_runs.config(algorithm="fed3r", labels="global", engine="tff", aggregator="compress")
     with pytest.raises(ValueError, match="fed3r cannot have aggregator='compress': its server solves"):
         check_statistic(asked)

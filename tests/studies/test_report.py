@@ -284,9 +284,9 @@ def test_mistakes(records, tmp_path):
     with pytest.raises(ReportError, match="found the ending .pdf. Name it .html"):
         write_report(records, tmp_path / "report.pdf")
     assert not [*tmp_path.iterdir()]
-    own = tmp_path / "data"
+    own = tmp_path / "data.csv"
     own.write_text("hospital,age,diagnosis\n")
-    with pytest.raises(ReportError, match="data exists and is no page of HTML"):
+    with pytest.raises(ReportError, match="data.csv exists and is no page of HTML"):
         write_report(records, own)
     assert own.read_text() == "hospital,age,diagnosis\n"
 

@@ -32,10 +32,10 @@ def write_report(records: Sequence[Record], out: str | os.PathLike, **options) -
     out = Path(out)
     if out.is_dir():
         raise ReportError(f"{out} is a folder; name the file, for example {out / 'report.html'}")
-    if out.suffix.lower() not in ("", ".html", ".htm"):
-        raise ReportError(f"{out}: a report is a page of HTML, found the ending {out.suffix}. Name it .html")
     if out.is_file() and (found := beginning(out)) and not found.lstrip().lower().startswith("<!doctype html"):
         raise ReportError(f"{out} exists and is no page of HTML: it may be your own data. Name another file")
+    if out.suffix.lower() not in ("", ".html", ".htm"):
+        raise ReportError(f"{out}: a report is a page of HTML, found the ending {out.suffix}. Name it .html")
     page = render(records, **options)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, page)
