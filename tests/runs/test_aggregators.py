@@ -24,7 +24,7 @@ from tfpfl.engines.tff.aggregators import OF_TFF, Aggregated, WithState, _quanti
 from tfpfl.engines.tff.process import federate
 from tfpfl.models import SplitModel, tree
 from tfpfl.runs import aggregators
-from tfpfl.runs.aggregators import check_statistic, factory
+from tfpfl.runs.aggregators import check_method_can_have_it, factory
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.needs import check_needs, warn_of_small_rounds
 from tfpfl.runs.privacy import chance_of_no_clients, privacy
@@ -479,8 +479,8 @@ def test_8_bits_are_refused_where_the_server_solves_with_sums():
     """In a run on digits, the head that is solved from sums in 8 bits had 27 % right, that of exact ones 97 %."""
     asked = small_runs.config(algorithm="fed3r", labels="global", engine="tff", aggregator="compress")
     with pytest.raises(ValueError, match="fed3r cannot have aggregator='compress': its server solves"):
-        check_statistic(asked)
-    check_statistic(replace(asked, algorithm="fedproto"))
+        check_method_can_have_it(asked)
+    check_method_can_have_it(replace(asked, algorithm="fedproto"))
 
 
 @pytest.mark.parametrize("name", ["fed3r", "fedproto", "fedrod"])

@@ -152,8 +152,8 @@ def check_objective(config: Any) -> None:
         )
 
 
-def check_statistic(config: Any) -> None:
-    """Checks that the method of a `RunConfig` can have its aggregator, if that is a statistic or compression.
+def check_method_can_have_it(config: Any) -> None:
+    """Checks that the method of a `RunConfig` can have its aggregator.
 
     Raises:
         InvalidArgument: it cannot; the message says why (`Method.no_median` and `Method.no_compress`).

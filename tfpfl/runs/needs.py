@@ -9,7 +9,7 @@ from tfpfl.data.manifest import plain_values
 from tfpfl.engines.engine import check_engine
 from tfpfl.engines.inputs import OPENED
 from tfpfl.models import SplitModel
-from tfpfl.runs.aggregators import PRIVATE, check_statistic
+from tfpfl.runs.aggregators import PRIVATE, check_method_can_have_it
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import ALWAYS, as_metric
 from tfpfl.runs.privacy import chance_of_no_clients, default_delta, no_clients, require_accounting
@@ -28,7 +28,7 @@ def check_needs(config: RunConfig) -> None:
     """
     check_type("the configuration", config, RunConfig, "a tfpfl.RunConfig, as in RunConfig(algorithm='pflego')")
     _check_used(config)
-    check_statistic(config)
+    check_method_can_have_it(config)
     check_engine(config.engine)
     if config.head_init != RunConfig.head_init and config.method.no_head_init:  # in a comparison, others may use it
         warn_user(f"{config.title} does not use head_init={config.head_init}: {config.method.no_head_init}")
