@@ -130,17 +130,19 @@ def test_one_split_for_all_seeds_and_older_runs_keep_theirs(tmp_path, monkeypatc
         quick = {"rounds": 1, "clients": 5, "participation": 0.4, "hyperparameters": {"steps": 1}}
         return RunConfig(algorithm="local", seed=seed, **quick, **how)
 
-    with Run.create(
-        config(1), tmp_path / "out" / "local-s1"
-    ) as run:  # as older versions made it: the split of its seed
-        run.train()
-    folders = comparison.compare_runs([config(seed) for seed in (0, 1, 2)], tmp_path / "out")
+    for seed in (1, 2):  # as older versions made them: each with the split of its seed
+        with Run.create(config(seed), tmp_path / "out" / f"local-s{seed}") as run:
+            run.train()
+    folders = comparison.compare_runs([config(seed) for seed in (0, 1, 2, 3)], tmp_path / "out")
     found = [Record.read(folder) for folder in folders]
-    assert [r.config.data_seed for r in found] == [0, 1, 0]
-    assert found[0].config.federation_hash == found[2].config.federation_hash != found[1].config.federation_hash
-    assert "one split of the data, that of data seed 0" in " ".join(comparison.notes([found[0], found[2]]))
-    assert "2 splits of the data, with the data seeds 0, 1: intervals" in " ".join(comparison.notes(found))
+    assert [r.config.data_seed for r in found] == [0, 1, 2, 0]
+    hashes = [r.config.federation_hash for r in found]
+    assert hashes[0] == hashes[3] and len(set(hashes)) == 3
+    assert "one split of the data, that of data seed 0" in " ".join(comparison.notes([found[0], found[3]]))
+    assert "2 splits of the data, with the data seeds 0, 1: intervals" in " ".join(comparison.notes(found[:2]))
     assert not any("split" in note for note in comparison.notes(found[:1]))
+    later = comparison.compare_runs([config(seed) for seed in (1, 4)], tmp_path / "out")
+    assert [Record.read(folder).config.data_seed for folder in later] == [1, 1], "the one split that was there"
     given = comparison.compare_runs([config(3, data_seed=5)], tmp_path / "given")
     assert Record.read(given[0]).config.data_seed == 5
     with pytest.raises(InvalidArgument, match="are the same run"):
