@@ -245,3 +245,5 @@ def test_reproduce_refuses_minutes_that_are_no_limit(tmp_path, minutes):
 def test_reproduce_without_runs_refuses_what_is_for_runs(tmp_path):
     said = call("reproduce", "pflego-table1", "--no-run", "--minutes", "5", "--out", tmp_path / "out", code=2)
     assert "--minutes: for runs, and --no-run runs nothing: leave it out" in said
+    said = call("reproduce", "pflego-table1", "--no-run", "--rounds", "5", "--out", tmp_path / "out", code=2)
+    assert "--rounds: for runs, and --no-run runs nothing: leave it out" in said

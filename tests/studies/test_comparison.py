@@ -386,6 +386,16 @@ def test_a_seed_in_which_a_client_diverged_is_not_left_out_of_an_index():
     assert row["accuracy"] == row["std"] == math.inf and math.isnan(row["Jain"]) and math.isnan(row["Gini"])
 
 
+def test_a_protocol_that_needs_validation_examples_is_refused_before_training_without_any(tmp_path):
+    """It had trained all runs, and then had shown '-' for every score."""
+    config = RunConfig(algorithm="local", clients=6, participation=0.5, rounds=1, validation=0.0)
+    with pytest.raises(InvalidArgument, match="chooses the round on validation examples.*none: raise --validation"):
+        comparison.compare_runs([config], tmp_path / "out", protocol="validated")
+    with pytest.raises(InvalidArgument, match="the protocol scores validation examples"):
+        comparison.compare_runs([config], tmp_path / "out", protocol=EV_ALL._replace(split="validation"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_small_p_values_and_nothing():
     assert comparison.shown("p (Local)", 3e-5) == "3.0e-05" and comparison.shown("p (Local)", 0.25) == "0.250"
     assert comparison.shown("accuracy", math.nan) == "-" and comparison.shown("Jain", 0.98765) == "0.9877"

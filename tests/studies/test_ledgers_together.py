@@ -132,6 +132,8 @@ def test_figures_and_what_was_not_run(tmp_path):
 def test_the_command_adds_ledgers_and_refuses_what_is_none(tmp_path):
     mine, other = tmp_path / "a.json", written(tmp_path / "b.json", {"pflego-table2": {}})
     cell = ledgers.key(papers.EXPERIMENTS["pflego-table2"].cells[0])
+    call("reproduce", "pflego-tabel2", "--ledger", mine, "--add", other, "--no-run", code=1)
+    assert not mine.exists()  # nothing is added by a command that is refused
     ledgers.save(other, {"pflego-table2": {cell: {"seeds": {"1": result(7) | {"seconds a round": 1.0}}}}})
     assert f"1 results of {other} are new" in call("reproduce", "--ledger", mine, "--add", other, "--no-run")
     assert list(json.loads(mine.read_text())["experiments"]["pflego-table2"][cell]["seeds"]) == ["1"]

@@ -101,7 +101,7 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
         unused = options_given({"plot", "over", "minutes", "rounds", "seeds", "first_seed", "scale", "only"})
         if unused:
             raise click.UsageError(f"{', '.join(unused)}: say of which experiment, as in tfpfl reproduce NAME")
-    if no_run and (unused := options_given({"minutes", "allow_download"})):
+    if no_run and (unused := options_given({"minutes", "rounds", "allow_download"})):
         raise click.UsageError(f"{', '.join(unused)}: for runs, and --no-run runs nothing: leave it out")
     if over and not plot:
         raise click.UsageError("--over says what --plot draws over: give --plot FILE, too")
@@ -109,8 +109,6 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
         check_place(write, ("# Reproduction",))
     console, ledger = Console(), ledger or out / "ledger.json"
     own = None
-    for other in add:
-        console.print(f"{ledgers.add(ledger, other)} results of {other} are new", soft_wrap=True)
     if name is not None:
         size = papers.experiment(name).sizes[kw["scale"]]  # refuses an unknown name
         size = size._replace(rounds=rounds or size.rounds, seeds=seeds or size.seeds)
@@ -120,6 +118,8 @@ def reproduce(name, plot, over, write, no_run, rounds, seeds, out, ledger, add, 
             allow_code_of(network)
     elif allow_code:
         raise click.UsageError("--allow-code is for --network FILE.keras: leave it out")
+    for other in add:
+        console.print(f"{ledgers.add(ledger, other)} results of {other} are new", soft_wrap=True)
     if name is None:
         columns = ("name", "what", f"rounds x seeds:\n{', '.join(papers.SCALES)}")
         table = FittedTable(wraps=columns[1:])

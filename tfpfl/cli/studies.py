@@ -174,6 +174,7 @@ def compare(folders, algorithms, seeds, settings, protocol, pairs, out, write, p
             configs,
             out,
             beside=folders,
+            protocol=wanted,
             callbacks=lambda label: [Progress(label.ljust(24), console)],
             allow_download=allow_download,
         )

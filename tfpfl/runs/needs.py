@@ -13,7 +13,7 @@ from tfpfl.runs.aggregators import PRIVATE, check_method_can_have_it
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.metrics import ALWAYS, as_metric
 from tfpfl.runs.privacy import chance_of_no_clients, default_delta, no_clients, require_accounting
-from tfpfl.runs.protocols import LAST_ROUNDS
+from tfpfl.runs.protocols import LAST_ROUNDS, Protocol, as_protocol
 
 
 def check_needs(config: RunConfig) -> None:
@@ -127,6 +127,21 @@ def more_validation(config: RunConfig) -> str:
     if config.federation is None:
         return "raise --validation"
     return "make it anew with tfpfl partition --validation 0.2, or with a column for --split"
+
+
+def check_protocol(protocol: Protocol | str, config: RunConfig, federation: Federation) -> None:
+    """Checks that there are the examples by which a protocol chooses the round, and those that it scores.
+
+    Raises:
+        InvalidArgument: there are none.
+    """
+    protocol = as_protocol(protocol)
+    chooses = protocol.when == "best_validation"
+    if (chooses or protocol.split == "validation") and not federation.num_examples("validation").any():
+        what = "chooses the round on" if chooses else "scores"
+        raise InvalidArgument(
+            f"the protocol {what} validation examples, but the federation has none: {more_validation(config)}"
+        )
 
 
 def check_patience(config: RunConfig, federation: Federation) -> None:

@@ -26,7 +26,7 @@ from tfpfl.runs.federations import open_federation
 from tfpfl.runs.files import csv_text, markdown
 from tfpfl.runs.folders import check_free
 from tfpfl.runs.metrics import SCORES, direction_of, is_fraction, score_of, times
-from tfpfl.runs.needs import check_needs
+from tfpfl.runs.needs import check_needs, check_protocol
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL, SIDES, Protocol, as_protocol, half_interval, metrics_of
 from tfpfl.runs.results import visits_of
 from tfpfl.runs.run import Run
@@ -69,6 +69,7 @@ def compare_runs(
     out: Path,
     *,
     beside: Sequence[Path] = (),
+    protocol: Protocol | str = EV_ALL,
     callbacks: Callable = lambda label: (),
     allow_download: bool = False,
 ) -> list[Path]:
@@ -82,6 +83,7 @@ def compare_runs(
         out: the folder with the run folders, ALGORITHM-sSEED. For a file or module of the user's own, the first digits
             of its sha256 stand between, so that a changed method gets new runs.
         beside: other run folders that these runs will be compared with.
+        protocol: that with which they will be compared, or its name. Nothing is trained if they could have no score.
         callbacks: function (label of a run) -> its callbacks.
         allow_download: whether TensorFlow Datasets may download a data set that is not on this machine.
 
@@ -91,8 +93,9 @@ def compare_runs(
     Raises:
         RunError: a folder holds a run with another configuration, or something else. As all errors about the
             configurations, it comes before anything is trained.
-        InvalidArgument: a configuration is there twice, also `beside`, or does not fit its data; or the runs, with
-            those `beside`, are on different data, or a baseline has no split in common with another row.
+        InvalidArgument: a configuration is there twice, also `beside`, or does not fit its data; the protocol needs
+            validation examples, and there are none; or the runs, with those `beside`, are on different data, or a
+            baseline has no split in common with another row.
         DivergedError: one or more of the runs diverged. It comes after all others are trained, and names them.
     """
     check_listed("configs", configs, "[RunConfig(algorithm='pflego'), RunConfig(algorithm='fedper')]")
@@ -105,6 +108,8 @@ def compare_runs(
     configs = [replace(config) for config in configs]  # the caller's stay as they are
     _choose_splits(configs, out, beside)
     planned = _checked(configs, out, beside, allow_download)
+    for config, _, federation in planned:
+        check_protocol(protocol, config, federation)
     diverged = []
     for config, folder, federation in planned:
         with Run.create_or_resume(config, folder, federation) as run:
