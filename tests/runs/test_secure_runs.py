@@ -76,6 +76,14 @@ def test_updates_that_the_default_clip_has_shortened_are_told_of():
     assert not warnings_of(small_runs.config(), rows), "a method may have a metric of this name"
 
 
+def test_a_run_in_which_nobodys_work_was_used_says_so():
+    rows = [{"round": 1, "clients": 0, "too_few": 2}, {"round": 2, "clients": 0, "dropped": 3}]
+    (said,) = warnings_of(small_runs.config(), rows, {})
+    assert said.startswith("the server used nobody's work in 2 rounds, so that nothing was learned")
+    assert not warnings_of(small_runs.config(), rows, {3: 1}) and not warnings_of(small_runs.config(), [], {})
+    assert not warnings_of(small_runs.config(), rows), "it cannot be known"
+
+
 @pytest.mark.slow
 def test_a_round_with_too_few_clients_changes_nothing(six_clients, tmp_path):
     how = {"participation": 1.0, "dropout": 0.45, "rounds": 6, "secure": True}

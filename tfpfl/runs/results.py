@@ -114,17 +114,26 @@ def totals(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def warnings_of(config: Any, history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a user should know of these rounds: what the method says of them, and updates clipped by default.
+def warnings_of(config: Any, history: Sequence[Mapping[str, Any]], took_part: Mapping | None = None) -> list[str]:
+    """What a user should know of these rounds: no work was used, what the method says, updates clipped by default.
 
     Args:
         config: the run's `RunConfig`.
         history: as in `write_history`.
+        took_part: whose work was used, as in `Run.took_part`; None if that cannot be known.
     """
     warning = config.method.warning
+    nobody = (
+        f"the server used nobody's work in {len(history)} rounds, so that nothing was learned. The columns clients, "
+        "dropped, late, too_few and rejected_clients of history.csv say why: take more clients a round, or lose fewer"
+    )
     return [
         text
-        for text in (warning and warning(history, config.hyperparameters), clipped_unasked(config, history))
+        for text in (
+            nobody if history and took_part == {} else None,
+            warning and warning(history, config.hyperparameters),
+            clipped_unasked(config, history),
+        )
         if text
     ]
 

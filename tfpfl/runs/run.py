@@ -279,7 +279,7 @@ class Run:
             raise
         self.stop_reason = training.stop_reason
         self._evaluate(training)  # with this training, because its graphs are traced already
-        for message in warnings_of(self.config, self.store.history()):
+        for message in warnings_of(self.config, self.store.history(), self.took_part):
             warn_user(message)
         return self
 
