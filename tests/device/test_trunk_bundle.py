@@ -102,6 +102,8 @@ def test_smaller_trunks_and_what_they_cost(bundle, federation):
     assert all(quality[name]["centred_cosine"] > 0.99 for name in TRUNKS)
     with pytest.raises(BundleError, match="has no trunk_int4.tflite"):
         DeviceClient(bundle, interpreter=INTERPRETER, trunk="trunk_int4.tflite")
+    with pytest.raises(BundleError, match="is not the file of a frozen trunk"):
+        DeviceClient(bundle, interpreter=INTERPRETER, trunk=layout.PROGRAM)
 
 
 def test_raw_examples_in_place_of_features_are_refused(device, federation):

@@ -69,7 +69,7 @@ class DeviceClient:
             which is exact.
 
     Raises:
-        BundleError: the bundle is damaged or has no program, the runtime cannot read it, or `chunk` is less than 1.
+        BundleError: the bundle is damaged or has no program, the runtime cannot read it, or `chunk` or `trunk` is bad.
         HeadError: the saved head is damaged, has another shape, or is that of a bundle whose classes have other names;
             or `state` is a folder, or in none that exists.
     """
@@ -90,8 +90,8 @@ class DeviceClient:
             raise BundleError(f"chunk must be a whole number of examples, at least 1; found {chunk!r}")
         program = self.bundle.path(STATIC_PROGRAM if static else PROGRAM)
         self.runtime = Runtime(program, interpreter, num_threads)
-        if trunk is not None:
-            self.bundle.path(trunk)  # refuses an unknown file
+        if trunk is not None and not self.bundle.path(trunk).name.startswith("trunk"):  # path refuses an unknown file
+            raise BundleError(f"trunk={trunk!r} is not the file of a frozen trunk: leave it out")
         self._how, self._trunk_file, self._trunk = (interpreter, num_threads), trunk, None
         self.batch = self.bundle.manifest["model"]["static_batch"] if static else None
         self.chunk = self.batch or chunk

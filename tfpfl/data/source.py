@@ -159,6 +159,7 @@ def as_examples(x: ArrayLike, what: str) -> np.ndarray:
     if x.ndim < 1 or x.dtype.kind not in "biuf":
         raise InvalidArgument(
             f"{what} examples must be an array of numbers [N, ...], found {x.dtype} of shape {x.shape}"
+            + (": convert them with .astype('float32')" if x.dtype.name == "bfloat16" else "")
         )
     if x.ndim == 1:
         x = x[:, None]  # one feature
