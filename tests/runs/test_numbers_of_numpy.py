@@ -6,6 +6,7 @@ SQLite keeps a NumPy whole number as bytes, JSON refuses it, and a generator can
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import keras
@@ -134,29 +135,29 @@ def test_a_run_takes_generators_and_numpy_numbers(six_clients, short_end, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read as somebody else")
-def test_a_finished_run_can_be_read_in_a_folder_of_somebody_else(tmp_path):
-    """SQLite wants to make files beside it."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with RunStore(folder / "s") as store:
-        commit(store, 1)
-    code = (
-        f"import os, sys\nsys.path[:0] = {sys.path!r}\nfrom tfpfl.runs.store import RunStore\nos.setuid(65534)\n"
-        f"print(len(RunStore({str(folder / 's')!r}, read_only=True).evaluations()))"
-    )
+def test_a_finished_run_can_be_read_in_a_folder_of_somebody_else():
+    """SQLite wants to make files beside it. The folder is none of pytest's, to which it lets nobody else."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with RunStore(folder / "s") as store:
+            commit(store, 1)
+        code = (
+            f"import os, sys\nsys.path[:0] = {sys.path!r}\nfrom tfpfl.runs.store import RunStore\nos.setuid(65534)\n"
+            f"print(len(RunStore({str(folder / 's')!r}, read_only=True).evaluations()))"
+        )
 
-    def read():
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        def read():
+            return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-    for place in (folder, *folder.parents):
-        if place.stat().st_uid == os.getuid() and place.is_relative_to("/tmp"):
-            place.chmod(place.stat().st_mode | 0o055 & ~0o022)
-    found = read()
-    assert found.stdout == "1\n", found.stderr
-    with RunStore(folder / "s") as store:  # its last round is in the file beside it
-        store.commit_round(2, SERVER, {}, {"round": 2})
+        found = read()  # nobody else may enter it
+        assert "StoreError" in found.stderr and not found.stdout
+        folder.chmod(0o755)
         found = read()
-    assert "StoreError" in found.stderr and "Copy the run folder" in found.stderr
+        assert found.stdout == "1\n", found.stderr
+        with RunStore(folder / "s") as store:  # its last round is in the file beside it
+            store.commit_round(2, SERVER, {}, {"round": 2})
+            found = read()
+        assert "StoreError" in found.stderr and "Copy the run folder" in found.stderr
 
 
 FORKS = """

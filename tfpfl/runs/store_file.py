@@ -65,7 +65,7 @@ def _only_reading(path: str | os.PathLike) -> str:
     if os.access(path.parent, os.W_OK):
         return "ro"
     last = path.with_name(f"{path.name}-wal")
-    if last.exists() and last.stat().st_size:
+    if os.path.exists(last) and last.stat().st_size:  # unlike Path.exists, no error in a folder that cannot be entered
         raise StoreError(
             f"{path} is being written, or its process was killed, and it lies in a folder that you cannot write: its "
             f"last rounds are in {last.name}, which can only be read where it can be written. Copy the run folder"
