@@ -302,6 +302,7 @@ def bad_inputs():
             "examples must be one array, found lists",
         ),
         "labels in lists": (lambda x, y, t: (x, [[0], [0, 1]], t), "labels must be one array, found lists or arrays"),
+        "no labels": (lambda x, y, t: (x, None, t), r"labels must be integers .*, found object \[\]"),
         "nothing": (lambda x, y, t: (x[:0], y[:0], t), "no examples"),
         "theta too short": (lambda x, y, t: (x, y, t[1:]), r"theta must be float32 \[13000\]"),
         "infinite theta": (infinite_theta, "theta holds NaN or infinity"),
@@ -323,6 +324,11 @@ def test_bad_input_is_refused_and_the_saved_head_untouched(bundle, data, tmp_pat
             client.personalize(x, y)
     assert (tmp_path / "head.bin").read_bytes() == saved
     assert not [p for p in tmp_path.iterdir() if p.name != "head.bin"]
+
+
+def test_held_out_examples_without_labels_are_told_as_such(bundle, data):
+    with pytest.raises(BundleError, match=r"labels must be integers \[2\], found object \[\]"):
+        device(bundle).personalize(*data, held_out=(data[0][:2], None))
 
 
 def test_a_runtime_that_is_too_old_is_named(bundle, data):

@@ -330,8 +330,8 @@ class DeviceClient:
             self._head = head
             self._class_changes += class_changes
 
-    def checked(self, x: np.ndarray, y: np.ndarray | None = None):
-        """Examples as arrays, float32 [N, ...] and, if given, labels int32 [N] or targets float32 [N, K].
+    def checked(self, x: np.ndarray, *y: np.ndarray):
+        """Examples as arrays, float32 [N, ...] and, if given, labels y int32 [N] or targets y float32 [N, K].
 
         Examples of several arrays may be a dict or a tuple of them, as the model takes them; they are packed here.
 
@@ -342,10 +342,10 @@ class DeviceClient:
         if (tokens := self.bundle.num_tokens) is not None and (x.min() < 0 or x.max() >= tokens):
             found = int(x.min() if x.min() < 0 else x.max())
             raise BundleError(f"an example holds {found}, and this model knows 0..{tokens - 1}: the head is untouched")
-        if y is None:
+        if not y:
             return x
         try:
-            return x, self.kind.checked(y, len(x), len(self.labels))
+            return x, self.kind.checked(*y, len(x), len(self.labels))
         except InvalidInput as error:
             raise BundleError(str(error)) from None
 
