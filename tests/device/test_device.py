@@ -305,6 +305,7 @@ def bad_inputs():
         "no labels": (lambda x, y, t: (x, None, t), r"labels must be integers .*, found object \[\]"),
         "nothing": (lambda x, y, t: (x[:0], y[:0], t), "no examples"),
         "theta too short": (lambda x, y, t: (x, y, t[1:]), r"theta must be float32 \[13000\]"),
+        "theta in parts": (lambda x, y, t: (x, y, [t[:8], t[8:]]), "theta must be one array, found lists or arrays"),
         "infinite theta": (infinite_theta, "theta holds NaN or infinity"),
         "a theta whose features overflow": (lambda x, y, t: (x, y, t * np.float32(1e38)), "the round diverged"),
     }

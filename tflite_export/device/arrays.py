@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tflite_export.device.errors import InvalidInput
+from tflite_export.device.errors import BundleError, InvalidInput
 
 EXACT = 2**24  # whole numbers up to this one are exact in float32
 
@@ -21,12 +21,12 @@ def as_array(values: Any, what: str) -> np.ndarray:
     """The values as an array; `what` names them in the error.
 
     Raises:
-        InvalidInput: they are lists or arrays of different shapes.
+        BundleError: they are lists or arrays of different shapes.
     """
     try:
         return np.asarray(values)
     except ValueError:
-        raise InvalidInput(f"{what} must be one array, found lists or arrays of different shapes") from None
+        raise BundleError(f"{what} must be one array, found lists or arrays of different shapes") from None
 
 
 def side_by_side(parts: Sequence[np.ndarray]) -> np.ndarray:

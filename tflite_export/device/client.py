@@ -161,7 +161,7 @@ class DeviceClient:
         Raises:
             BundleError: theta has another shape or dtype, or holds NaN or infinity.
         """
-        theta = np.asarray(theta)
+        theta = as_array(theta, "theta")
         expected = self.bundle.num_backbone_weights
         if theta.shape != (expected,) or theta.dtype != np.float32:
             raise BundleError(f"theta must be float32 [{expected}], found {theta.dtype} {list(theta.shape)}")
@@ -446,10 +446,7 @@ class DeviceClient:
 
 def _examples(x, shape, dtype):
     """Examples as an array, checked: [N, *shape] of this dtype, finite."""
-    try:
-        x = as_array(x, "examples")
-    except InvalidInput as error:
-        raise BundleError(str(error)) from None
+    x = as_array(x, "examples")
     if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype != dtype:
         raise BundleError(f"examples must be {dtype} {['N', *shape]}, found {x.dtype} {list(x.shape)}")
     if not len(x):
