@@ -302,6 +302,14 @@ def bad_inputs():
             "examples must be one array, found lists",
         ),
         "labels in lists": (lambda x, y, t: (x, [[0], [0, 1]], t), "labels must be one array, found lists or arrays"),
+        "masked examples": (
+            lambda x, y, t: (np.ma.masked_array(x, np.arange(x.size).reshape(x.shape) < 2), y, t),
+            "examples: 2 values of a masked array are masked",
+        ),
+        "masked labels": (
+            lambda x, y, t: (x, np.ma.masked_array(y, np.arange(len(y)) == 1), t),
+            "labels: 1 values of a masked array are masked",
+        ),
         "no labels": (lambda x, y, t: (x, None, t), r"labels must be integers .*, found object \[\]"),
         "nothing": (lambda x, y, t: (x[:0], y[:0], t), "no examples"),
         "theta too short": (lambda x, y, t: (x, y, t[1:]), r"theta must be float32 \[13000\]"),

@@ -270,6 +270,8 @@ def test_bad_examples_and_files(tmp_path):
             (np.zeros((1, 3), "f"), ["a"], "must be float32"),
             (np.zeros((1, 2)), ["a"], "must be float32"),
             (np.full((1, 2), np.nan, "f"), ["a"], "NaN"),
+            (np.ma.masked_array(np.zeros((1, 2), "f"), [[0, 1]]), ["a"], "1 values of a masked array are masked"),
+            ([[0.0], [0.0, 1.0]], ["a", "b"], "examples must be one array, found lists or arrays of different shapes"),
             (np.zeros((2, 2), "f"), ["a"], "as many names"),
             (np.zeros((1, 2), "f"), [""], "names of classes are texts, found ''"),
             (np.zeros((2, 2), "f"), np.zeros((2, 2)), "names of classes are texts, found array"),

@@ -21,8 +21,14 @@ def as_array(values: Any, what: str) -> np.ndarray:
     """The values as an array; `what` names them in the error.
 
     Raises:
-        BundleError: they are lists or arrays of different shapes.
+        BundleError: they are lists or arrays of different shapes, or values of a masked array are masked.
     """
+    for part in values if isinstance(values, list | tuple) else [values]:  # NumPy keeps the numbers under a mask
+        if isinstance(part, np.ma.MaskedArray) and (masked := int(np.sum(part.mask))):
+            raise BundleError(
+                f"{what}: {masked} values of a masked array are masked. Fill them in, for example with "
+                "np.ma.filled(array, 0), or leave these examples out"
+            )
     try:
         return np.asarray(values)
     except ValueError:

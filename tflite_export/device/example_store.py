@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tflite_export.device.arrays import as_array
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import is_unicode
 
@@ -141,7 +142,10 @@ class ExampleStore:
             ExampleStoreError: a shape or dtype is wrong, a number is not finite, or the numbers differ; or the file
                 cannot be written, as in `rename` and `forget`.
         """
-        x = np.asarray(x)
+        try:
+            x = as_array(x, "examples")
+        except InvalidInput as error:
+            raise ExampleStoreError(str(error)) from None
         if x.shape[1:] != self.shape or x.ndim != len(self.shape) + 1 or x.dtype != np.float32:
             raise ExampleStoreError(f"examples must be float32 {['N', *self.shape]}, found {x.dtype} {list(x.shape)}")
         if len(labels) != len(x):
