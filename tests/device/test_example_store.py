@@ -273,6 +273,8 @@ def test_bad_examples_and_files(tmp_path):
             (np.ma.masked_array(np.zeros((1, 2), "f"), [[0, 1]]), ["a"], "1 values of a masked array are masked"),
             ([[0.0], [0.0, 1.0]], ["a", "b"], "examples must be one array, found lists or arrays of different shapes"),
             (np.zeros((2, 2), "f"), ["a"], "as many names"),
+            (np.zeros((3, 2), "f"), "cat", "labels must be a list of the names of classes, found 'cat'"),
+            (np.zeros((3, 2), "f"), None, "labels must be a list of the names of classes, found None"),
             (np.zeros((1, 2), "f"), [""], "names of classes are texts, found ''"),
             (np.zeros((2, 2), "f"), np.zeros((2, 2)), "names of classes are texts, found array"),
             (np.zeros((2, 2), "f"), ["a", "a\udce9"], r"must be a text in Unicode, found 'a\\udce9'"),

@@ -148,6 +148,9 @@ class ExampleStore:
             raise ExampleStoreError(str(error)) from None
         if x.shape[1:] != self.shape or x.ndim != len(self.shape) + 1 or x.dtype != np.float32:
             raise ExampleStoreError(f"examples must be float32 {['N', *self.shape]}, found {x.dtype} {list(x.shape)}")
+        # Each letter of a text would be a class, and a dict or a set has no order of the examples.
+        if isinstance(labels, str | bytes | dict | set) or not hasattr(labels, "__len__"):
+            raise ExampleStoreError(f"labels must be a list of the names of classes, found {labels!r}")
         if len(labels) != len(x):
             raise ExampleStoreError(f"{len(x)} examples need as many names of classes, found {len(labels)}")
         if strange := [label for label in labels if not (isinstance(label, str) and label)]:
