@@ -288,6 +288,12 @@ def test_bad_examples_and_files(tmp_path):
         assert len(store) == 0
     with pytest.raises(ExampleStoreError, match="seed must be a whole number from 0 to 2"):
         ExampleStore(tmp_path / "other", (2,), seed=-1)
+    for shape in (2, (2.5,), (-2,), "2"):
+        with pytest.raises(ExampleStoreError, match="the shape of an example must be a tuple of whole numbers"):
+            ExampleStore(tmp_path / "other", shape)
+    with pytest.raises(ExampleStoreError, match="made_by must be a text, found None: leave it out"):
+        ExampleStore(tmp_path / "other", (2,), made_by=None)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_store_that_is_closed_or_another_threads(tmp_path):

@@ -67,6 +67,12 @@ class ExampleStore:
             raise ExampleStoreError(f"capacity must be a whole number from 1 to {MOST}, found {capacity!r}")
         if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**64):
             raise ExampleStoreError(f"the seed must be a whole number from 0 to 2^64 - 1, found {seed!r}")
+        if not (isinstance(shape, tuple | list) and all(isinstance(n, int | np.integer) and n >= 1 for n in shape)):
+            raise ExampleStoreError(
+                f"the shape of an example must be a tuple of whole numbers >= 1, such as (28, 28); found {shape!r}"
+            )
+        if not isinstance(made_by, str):
+            raise ExampleStoreError(f"made_by must be a text, found {made_by!r}: leave it out if nothing made them")
         self.path, self.shape = Path(path), tuple(map(int, shape))
         self.capacity, self.policy, self.seed = int(capacity), policy, int(seed)
         about = {
