@@ -267,6 +267,8 @@ def test_a_head_that_could_not_be_opened_again_does_not_replace_a_good_one(bundl
     client.start_from(good)
     with pytest.raises(HeadError, match=said):
         client.start_from(good._replace(**wrong))
+    with pytest.raises(HeadError, match=r"must be a SavedHead\(kernel, bias, theta_sha256\), found a tuple"):
+        client.start_from(client.head)
     with pytest.raises(HeadError, match="the name of a class is a line"):
         client.add_class("\ud83d")
     again = device(bundle, state)

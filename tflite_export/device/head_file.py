@@ -91,9 +91,11 @@ def check_names(head: SavedHead) -> None:
     """Checks that the names of a head can be kept in a file and told apart.
 
     Raises:
-        HeadError: a label is no text that UTF-8 can hold, or is there twice; there is not one for each class; or
-            theta_sha256 is no hash in hexadecimal.
+        HeadError: it is no `SavedHead`; a label is no text that UTF-8 can hold, or is there twice; there is not one for
+            each class; or theta_sha256 is no hash in hexadecimal.
     """
+    if not isinstance(head, SavedHead):
+        raise HeadError(f"the head must be a SavedHead(kernel, bias, theta_sha256), found a {type(head).__name__}")
     if not (isinstance(head.theta_sha256, str) and re.fullmatch("[0-9a-f]{64}", head.theta_sha256)):
         raise HeadError(f"theta_sha256 must be 64 hexadecimal digits, found {head.theta_sha256!r}")
     if head.labels is None:
