@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from helpers.truth import true_gradient, true_steps
-from tflite_export import BundleError, DeviceClient, Runtime
+from tflite_export import Bundle, BundleError, DeviceClient, Runtime
 from tflite_export.convert.program import unflatten
 from tflite_export.device import payload as payloads
 from tflite_export.device.drawing import drawing_settings
@@ -340,6 +340,32 @@ def test_bad_input_is_refused_and_the_saved_head_untouched(bundle, data, tmp_pat
 def test_held_out_examples_without_labels_are_told_as_such(bundle, data):
     with pytest.raises(BundleError, match=r"labels must be integers \[2\], found object \[\]"):
         device(bundle).personalize(*data, held_out=(data[0][:2], None))
+
+
+class Frame:
+    """What both pandas and polars have."""
+
+    def __init__(self, columns, x):
+        self.columns, self.x = columns, x
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.x, dtype)
+
+    to_numpy = __array__
+
+
+def test_a_dataframe_whose_columns_have_another_order_is_refused(bundle, data):
+    """Only its numbers are read, so age would be weight; and of targets, one output would be the other."""
+    of_table, (x, y) = Bundle(bundle.folder), data
+    of_table.columns = ("age", "weight")
+    client = device(of_table)
+    for columns, said in ((["weight", "age"], "1 of the DataFrame is 'weight'"), (["age", "w"], "2 of the Data.* 'w'")):
+        with pytest.raises(BundleError, match=f"examples: column {said}.*Give the columns in this order: age, weight"):
+            client.predict(Frame(columns, x))
+    for columns in (["age", "weight"], range(2), ["a", "b"]):  # the last have names of their own
+        assert np.array_equal(client.predict(Frame(columns, x)), client.predict(x))
+    with pytest.raises(BundleError, match="labels: column 1 of the DataFrame is"):
+        client.score(x, Frame(client.labels[::-1], y))
 
 
 def test_a_runtime_that_is_too_old_is_named(bundle, data):

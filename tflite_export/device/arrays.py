@@ -35,6 +35,23 @@ def as_array(values: Any, what: str) -> np.ndarray:
         raise BundleError(f"{what} must be one array, found lists or arrays of different shapes") from None
 
 
+def check_columns(values: Any, names: Sequence[str], what: str) -> None:
+    """Checks that a DataFrame has its columns in the order of these names, as its numbers are read by their places.
+
+    Other arrays have no names of columns, and a DataFrame that has none of these names has names of its own.
+
+    Raises:
+        BundleError: the columns have another order, or other ones are among them.
+    """
+    found = [str(name) for name in values.columns] if hasattr(values, "to_numpy") and hasattr(values, "columns") else []
+    for place, (name, column) in enumerate(zip(names, found, strict=False), 1):
+        if name != column and set(names) & set(found):
+            raise BundleError(
+                f"{what}: column {place} of the DataFrame is {column!r}, and this model takes {name!r} in this place. "
+                f"Give the columns in this order: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+            )
+
+
 def side_by_side(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Arrays [N, ...] of examples in one, float32 [N, D]."""
     return np.concatenate([part.reshape(len(part), -1).astype(np.float32, copy=False) for part in parts], 1)

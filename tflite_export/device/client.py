@@ -19,7 +19,7 @@ import numpy as np
 
 from tflite_export.device import classes
 from tflite_export.device import payload as payloads
-from tflite_export.device.arrays import as_array
+from tflite_export.device.arrays import as_array, check_columns
 from tflite_export.device.chunks import filled_up, trunk_output, with_zeros
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.head_file import HeadError, SavedHead, check_names, kept_head, saving, theta_sha256
@@ -206,7 +206,7 @@ class DeviceClient:
         trunk = self.bundle.manifest.get("trunk")
         if trunk is None:
             return self.checked(raw)
-        raw = _examples(raw, tuple(trunk["raw_shape"]), np.dtype(np.float32))
+        raw = _examples(raw, tuple(trunk["raw_shape"]), np.dtype(np.float32), self.bundle.columns)
         if self._trunk is None:
             self._trunk = Runtime(self.bundle.path(self._trunk_file or trunk["file"]), *self._how)
         return trunk_output(self._trunk, raw, self.bundle.manifest["model"]["static_batch"], self.chunk)
@@ -336,7 +336,8 @@ class DeviceClient:
         Examples of several arrays may be a dict or a tuple of them, as the model takes them; they are packed here.
 
         Raises:
-            BundleError: a shape or dtype is wrong, a number is not finite, or a label is out of range.
+            BundleError: a shape or dtype is wrong, a number is not finite, or a label is out of range; or the columns
+                of a DataFrame have another order than the table's of the run.
         """
         x = self._one_array(x)
         if (tokens := self.bundle.num_tokens) is not None and (x.min() < 0 or x.max() >= tokens):
@@ -344,6 +345,7 @@ class DeviceClient:
             raise BundleError(f"an example holds {found}, and this model knows 0..{tokens - 1}: the head is untouched")
         if not y:
             return x
+        check_columns(*y, self.labels, self.kind.input)
         try:
             return x, self.kind.checked(*y, len(x), len(self.labels))
         except InvalidInput as error:
@@ -353,7 +355,7 @@ class DeviceClient:
         """Examples as the program takes them, checked."""
         shape, dtype, arrays = self.bundle.example_shape, self.bundle.example_dtype, self.bundle.arrays
         if arrays is None:
-            return _examples(x, shape, dtype)
+            return _examples(x, shape, dtype, self.bundle.columns)
         try:
             x = _examples(arrays.packed(x), shape, dtype)
             arrays.check(x)
@@ -444,8 +446,9 @@ class DeviceClient:
         return [np.float32(t) if t.ndim == 0 else t.astype(np.float32) for t in total]
 
 
-def _examples(x, shape, dtype):
-    """Examples as an array, checked: [N, *shape] of this dtype, finite."""
+def _examples(x, shape, dtype, columns=()):
+    """Examples as an array, checked: [N, *shape] of this dtype, finite; of a DataFrame, with these columns."""
+    check_columns(x, columns, "examples")
     x = as_array(x, "examples")
     if x.shape[1:] != shape or x.ndim != len(shape) + 1 or x.dtype != dtype:
         raise BundleError(f"examples must be {dtype} {['N', *shape]}, found {x.dtype} {list(x.shape)}")

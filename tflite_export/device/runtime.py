@@ -86,6 +86,7 @@ class Bundle:
         self.arrays = None if "inputs" not in model else Arrays(model["inputs"])  # of an example; None: there is one
         self.kind = Kind(model.get("kind", "classification"))
         self.labels = tuple(self.manifest["labels"]["names"])  # of the classes, or of the outputs
+        self.columns = tuple(self.manifest["preprocessing"].get("columns", ()))  # of a table, in an example's order
 
     def check(self, name: str) -> None:
         """Raises `BundleError` if the file `name` is missing or was changed."""
