@@ -38,6 +38,7 @@ SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # 
         ({"preprocessing": "uint8"}, "preprocessing must be a dict; found 'uint8'"),
         ({"train": X}, r"train must be a pair \(x, y\), where y may be None; found a ndarray"),
         ({"train": (list(X[:2]) + [X[0, :5]], Y[:3])}, "train examples cannot be made an array: they have different"),
+        *(({"browser": True, "room": n}, "room must be a whole number of classes") for n in (0, 2**17, 20.5, "20")),
         ({"client": 99}, "client=99 says which client of a run is meant"),
         ({"labels": ["a", "", "b"]}, "class 1 has an empty name, and a device knows classes by their names"),
         ({"train": (X[:, :5], Y)}, r"train: the examples must be numbers \['N', 8\], found float32 \[20, 5\]"),

@@ -41,6 +41,7 @@ from tflite_export.device import layout
 from tflite_export.device.chunks import trunk_output
 from tflite_export.device.files import describe
 from tflite_export.device.head_file import SavedHead, head_bytes, theta_sha256
+from tflite_export.device.manifest import MOST_ROOM
 from tflite_export.device.ops import minimum_runtime, operations
 from tflite_export.device.runtime import FORMAT, WHILE_SINCE, Bundle, Runtime, write_manifest
 from tflite_export.device.verification import verify
@@ -76,7 +77,7 @@ def export(
         inference: whether to write the files that only predict, backbone*.tflite and predict.tflite.
         browser: whether to write what `write_site` needs: the program in fixed shapes, and up to 128 of the client's
             training examples, which everyone who has the bundle can see.
-        room: with `browser`, the program has room for at least so many classes.
+        room: with `browser`, the program has room for at least so many classes, 1 to 65,536.
         **given: for (SplitModel, theta, head): `training` (tau, beta, rho, head_rate, safeguard), `labels` (K names),
             `train` and `test` (x, y), to calibrate int8 with and to measure with, `preprocessing` (scale, shift,
             stored_dtype) and the name of the `dataset`, which say how a drawing becomes an example.
@@ -92,6 +93,8 @@ def export(
     out = Path(out)
     if out.exists() or out.is_symlink():  # also a link that leads nowhere, which no folder can take the place of
         raise ExportError(f"{out} exists already: take another folder, or remove it")
+    if not isinstance(room, int | np.integer) or not 1 <= room <= MOST_ROOM:
+        raise ExportError(f"room must be a whole number of classes from 1 to {MOST_ROOM}, found {room!r}")
     personal = personal_model(source, client, rounds, **given)
     if personal.trunk is not None and personal.trunk.reads != "numbers":
         raise ExportError(
@@ -121,7 +124,7 @@ def export(
     temporary = out.with_name(f"{out.name}.{uuid.uuid4().hex[:8]}.new")
     temporary.mkdir()
     try:
-        manifest = _write_files(temporary, personal, inference, room if browser else 0)
+        manifest = _write_files(temporary, personal, inference, int(room) if browser else 0)
         write_manifest(temporary, manifest)
         _check_numbers(temporary)
         os.rename(temporary, out)

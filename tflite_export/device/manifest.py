@@ -18,6 +18,7 @@ from tflite_export.device.layout import HEAD, THETA
 LARGEST = 2**31 - 1
 LARGEST_NUMBER = 3.4e38  # float32 has no larger ones
 MOST_STATIC_BATCH = 4096  # examples in a program of fixed shapes, for which memory is taken; tfpfl writes 32
+MOST_ROOM = 2**16  # classes of a program for browsers
 HEAD_HEADER = 52  # bytes; see head_file.py
 
 
@@ -117,7 +118,7 @@ RULES = {
         "outputs": Optional(Several(Number(0), named="[A-Za-z0-9_.]{1,80}")),
         "files": Optional(Several(Number(0), named=_FILE)),
     },
-    "browser": Optional({"room": Number(1, 2**16, whole=True), "batch": MANY, "head_batch": MANY}),
+    "browser": Optional({"room": Number(1, MOST_ROOM, whole=True), "batch": MANY, "head_batch": MANY}),
 }
 
 
