@@ -21,7 +21,7 @@ from typing import NamedTuple
 from tflite_export.device.files import describe_content
 from tflite_export.device.layout import BROWSER_PROGRAM, CLIENT, HEAD, MANIFEST, MEMBERS, MEMBERS_ABOUT, THETA
 from tflite_export.device.runtime import Bundle, BundleError
-from tfpfl.checks import one_line
+from tfpfl.checks import check_type, one_line
 
 SITE_FORMAT = 1
 PAGE = Path(__file__).resolve().parents[1] / "web" / "dist"
@@ -65,9 +65,11 @@ def write_site(
             'trained' (the run's newest).
 
     Raises:
+        InvalidArgument: the source is no path.
         BundleError: the page is not built, the bundle has no program for browsers, or `out` is something else.
         ExportError: a run that cannot be exported, or whose clients cannot be members.
     """
+    check_type("source", source, (str, os.PathLike), "the path of a folder, of a run or of a bundle")
     out, source, page = Path(out), Path(source), require_page(page)
     if out.exists() and not _is_site(out):
         raise BundleError(f"{out} exists and is not a site that tfpfl wrote: take another folder, or remove it")

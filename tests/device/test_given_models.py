@@ -8,7 +8,7 @@ import pytest
 from tensorflow import keras
 
 from helpers.marks import slow_but
-from tflite_export import ExportError, export
+from tflite_export import ExportError, export, write_site
 from tflite_export.convert.personal import personal_model
 from tflite_export.device.runtime import write_manifest
 from tfpfl.checks import InvalidArgument, TfpflWarning
@@ -53,6 +53,12 @@ SOURCE = MODEL, MODEL.initial_theta, Head(np.full((6, 3), 0.1), np.zeros(3))  # 
 def test_what_cannot_be_exported_is_refused_at_once(given, message, tmp_path):
     with pytest.raises(InvalidArgument, match=message):
         export(SOURCE, out=tmp_path / "b", **given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_site_is_made_of_a_path(tmp_path):
+    with pytest.raises(InvalidArgument, match="source must be the path of a folder, of a run or of a bundle; fo"):
+        write_site(SOURCE, tmp_path / "site")
     assert list(tmp_path.iterdir()) == []
 
 

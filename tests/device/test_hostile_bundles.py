@@ -91,6 +91,12 @@ def test_a_link_is_refused_even_if_the_content_is_right(folder, name):
     refused(folder, name, "is a link")
 
 
+@pytest.mark.parametrize("path", [None, 3, b"bundle", ["bundle"]])
+def test_what_is_no_path_is_no_bundle(path):
+    with pytest.raises(BundleError, match="a bundle is given as the path of its folder, or open; found"):
+        Bundle(path)
+
+
 def test_a_link_to_a_secret_file(folder):
     (folder / "labels.txt").symlink_to(folder.parent / "secret.txt")
     write(folder, {"labels.txt": described(folder.parent / "secret.txt")})

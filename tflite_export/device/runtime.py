@@ -54,6 +54,8 @@ class Bundle:
     """
 
     def __init__(self, folder: str | os.PathLike, check: bool = True):
+        if not isinstance(folder, str | os.PathLike):
+            raise BundleError(f"a bundle is given as the path of its folder, or open; found {folder!r}")
         self.folder = Path(folder)
         path = self.folder / MANIFEST
         try:
