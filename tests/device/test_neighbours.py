@@ -71,7 +71,8 @@ def test_far_from_all_examples_the_nearest_decides(client, federation):
 def test_what_does_not_fit_is_refused(client, federation):
     x, y = federation.arrays(4, "train")
     near = Neighbours(client, x, y)
-    for given in ({"k": 0}, {"k": 2.5}, {"weight": 1.1}, {"scale": 0.0}, {"scale": np.nan}):
+    wrong = {"k": (0, 2.5), "weight": (1.1, "0.5"), "scale": (0.0, np.nan, None)}
+    for given in ({name: value} for name, values in wrong.items() for value in values):
         with pytest.raises(BundleError, match="are needed, found"):
             near.predict(x, **given)
     with pytest.raises(BundleError, match="label 3 is out of range"):

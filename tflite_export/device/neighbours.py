@@ -6,7 +6,7 @@ exp(-distance / scale), and the result is mixed with the probabilities of the he
 Source: Marfoq et al., Personalized Federated Learning through Local Memorization (kNN-Per), ICML 2022, equations 8, 9.
 """
 
-from numbers import Integral
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -60,8 +60,9 @@ class Neighbours:
             BundleError: as `DeviceClient.predict`; an argument is out of range; theta has changed since the features
                 were computed.
         """
-        if not (isinstance(k, Integral) and k >= 1) or not 0 <= weight <= 1 or not 0 < scale < np.inf:
-            found = f"{k}, {weight}, {scale}"
+        numbers = isinstance(k, Integral) and isinstance(weight, Real) and isinstance(scale, Real)
+        if not (numbers and k >= 1 and 0 <= weight <= 1 and 0 < scale < np.inf):
+            found = f"{k!r}, {weight!r}, {scale!r}"
             raise BundleError(f"a whole k >= 1, 0 <= weight <= 1 and scale > 0 are needed, found {found}")
         if self.client.theta_sha256 != self.theta:
             raise BundleError("theta has changed since the features were computed: make the Neighbours anew")
