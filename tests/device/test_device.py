@@ -1,5 +1,6 @@
 """The reference client: exact chunks, a head that only gets better, and nothing lost whatever comes in."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -380,6 +381,15 @@ def test_a_runtime_that_is_too_old_is_named(bundle, data):
     with pytest.raises(BundleError, match="cannot run signature 'round' of program.tflite; it may be too old.*WHILE"):
         client = DeviceClient(bundle, interpreter=WithoutWhile, chunk=1000)
         client.round(client.theta, *data)
+
+
+def test_a_bundle_that_was_moved_is_not_the_runtimes_fault(bundle, data, tmp_path):
+    """Its backbone is opened when it is needed first."""
+    moved = Bundle(shutil.copytree(bundle.folder, tmp_path / "b"))
+    client = device(moved)
+    moved.folder.rename(tmp_path / "c")
+    with pytest.raises(BundleError, match=r"there is no file .*backbone\.tflite\. If its folder was moved"):
+        client.predict(data[0])
 
 
 @pytest.mark.parametrize("threads", [0, -3, 1.5, 257])

@@ -126,12 +126,17 @@ class Runtime:
         num_threads: number of threads of the interpreter.
 
     Raises:
-        BundleError: ai-edge-litert is not installed and no interpreter is given, or it cannot read the file; or
-            num_threads is not from 1 to 256.
+        BundleError: there is no such file; ai-edge-litert is not installed and no interpreter is given, or it cannot
+            read the file; or num_threads is not from 1 to 256.
     """
 
     def __init__(self, path: Path, interpreter=None, num_threads: int = 1):
         self.path = Path(path)
+        if not self.path.is_file():
+            raise BundleError(
+                f"there is no file {self.path}. If its folder was moved, or the process works in another one since the "
+                "bundle was opened, open the bundle again"
+            )
         if interpreter is not None and not (callable(interpreter) and hasattr(interpreter, "__module__")):
             raise BundleError(
                 f"the interpreter must be a class with the interface of ai-edge-litert's Interpreter, such as "
