@@ -165,8 +165,8 @@ def taken(device, x):
 def rounding(hyperparameters: dict) -> float:
     """The largest difference of a weight that is rounding, in rounds with these hyperparameters of PFLEGO.
 
-    1e-5. Adam and its kin divide a gradient by its own size plus 1e-7. So a weight whose gradient is 1e-8 moves by
-    about rho / 10, and if its rounding is 1e-10, as it is where other gradients are 0.01, that moves it by rho / 1000.
+    1e-5. Adam and its kin divide a gradient by its own size plus a small number, of Adam 1e-8. So where a gradient is
+    nearly 0 and its rounding is 1e-10, as it is where other gradients are 0.01, that moves the weight by rho / 100.
     There a hundredth of rho is rounding, if that is more.
     """
     adaptive = hyperparameters["server_opt"] in ("adam", "adamw", "adagrad", "yogi")
