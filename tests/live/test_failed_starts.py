@@ -62,6 +62,17 @@ def test_what_an_export_that_was_killed_has_left_is_removed(a_run, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("name", "said"), [("manifest.json", "it has no manifest.json"), ("program.tflite", "program.tflite is missing")]
+)
+def test_a_bundle_that_lost_a_file_is_told_at_the_start(make_run, tmp_path, name, said):
+    """Such as by a copy of the run folder that broke off. Devices that join would refuse it, one after the other."""
+    with make_run(tmp_path / "run", participation=1.0) as run:
+        (run.folder / "bundles" / "k3" / name).unlink()
+    told = serve(run.folder, "--port", "0")
+    assert said in told and f"Delete {run.folder / 'bundles' / 'k3'}: the next start makes this bundle again" in told
+
+
+@pytest.mark.parametrize(
     ("options", "why"),
     slow_but(
         [

@@ -21,7 +21,7 @@ from tflite_export.convert.personal import device_training, preprocessing_of
 from tflite_export.device.arrays import side_by_side
 from tflite_export.device.files import write_whole
 from tflite_export.device.layout import BROWSER_PROGRAM, PROGRAM
-from tflite_export.device.runtime import Bundle, write_manifest
+from tflite_export.device.runtime import Bundle, BundleError, write_manifest
 from tfpfl.checks import InvalidArgument
 from tfpfl.data.layout import is_several
 from tfpfl.data.layout import split as parts_of_examples
@@ -58,6 +58,7 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
 
     Raises:
         ExportError: browsers cannot compute this run's rounds.
+        InvalidArgument: a bundle that is there is damaged, or devices cannot take part in this run.
     """
     found: dict[int, Path] = {}
     root = run.folder / BUNDLES
@@ -76,11 +77,20 @@ def bundles_of(run, browser: bool = False) -> dict[int, Path]:
 
 
 def bundle_for(run, info: ClientInfo, browser: bool = False) -> Path:
-    """The bundle of devices with as many classes as this client; it is made if it is not there."""
+    """The bundle of devices with as many classes as this client; it is made if it is not there.
+
+    Raises:
+        InvalidArgument: the one that is there is damaged, so that no device could use it.
+    """
     folder = run.folder / BUNDLES / f"k{int(info.num_classes)}"
     if not folder.exists():
         _export(run, info, folder, browser)
-    elif browser and BROWSER_PROGRAM not in Bundle(folder, check=False).manifest["files"]:
+        return folder
+    try:
+        files = Bundle(folder).manifest["files"]
+    except BundleError as error:
+        raise InvalidArgument(f"{error}. Delete {folder}: the next start makes this bundle again") from error
+    if browser and BROWSER_PROGRAM not in files:
         _add_browser_program(run, info, folder)
     return folder
 
