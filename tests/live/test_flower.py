@@ -37,6 +37,7 @@ from tfpfl.live.rules import Rules
 from tfpfl.runs.config import RunConfig
 from tfpfl.runs.folders import LIVE
 from tfpfl.runs.run import Run
+from tfpfl.runs.training import DivergedError
 
 ROUNDS = 7
 NODE_ROUNDS = 2
@@ -287,8 +288,9 @@ def is_entry(node):
     return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "config"
 
 
-def test_the_server_app_goes_on_though_the_clock_was_set_back(monkeypatch):
-    """The deadline, and nodes that had not answered, waited until the old time was there again."""
+@pytest.fixture
+def server_app(monkeypatch):
+    """(the module of the ServerApp without Flower, its `Asking`, a function that runs it)."""
     for name in ("flwr", "flwr.app", "flwr.serverapp"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
     sys.modules["flwr.serverapp"].ServerApp().main.return_value = lambda function: function
@@ -297,12 +299,30 @@ def test_the_server_app_goes_on_though_the_clock_was_set_back(monkeypatch):
     spec.loader.exec_module(app)
     asking, app.time, app.Run = MagicMock(), MagicMock(), MagicMock()
     app.Asking = lambda *_, **__: asking
+    config = {"deadline": 9.0, "quorum": 0.6, "wait-for": 1, "payload": "float32", "max-norm": 0.0, "patience": 9.0}
+    return app, asking, lambda: app.main(MagicMock(), MagicMock(run_config=config | {"run": "run"}))
+
+
+def test_the_server_app_goes_on_though_the_clock_was_set_back(server_app):
+    """The deadline, and nodes that had not answered, waited until the old time was there again."""
+    app, asking, run = server_app
     app.time.time.side_effect = [1000.0, 1001.0, 5.0, 6.0, 7.0, 8.0]
     asking.questions.return_value = []
     asking.is_over.side_effect = [False, False, True]
-    config = {"deadline": 9.0, "quorum": 0.6, "wait-for": 1, "payload": "float32", "max-norm": 0.0, "patience": 9.0}
-    app.main(MagicMock(), MagicMock(run_config=config | {"run": "run"}))
+    run()
     assert [call.args[1] for call in asking.questions.call_args_list] == [1000.0, 1001.0, 1003.0]
+
+
+@pytest.mark.parametrize("end", [DivergedError("round 3 diverged"), KeyboardInterrupt()])
+def test_the_server_app_leaves_history_and_summary_if_the_run_diverges_or_is_stopped(server_app, end):
+    app, asking, run = server_app
+    app.time.time.return_value, asking.questions.side_effect = 1.0, end
+    with pytest.raises(type(end)):
+        run()
+    opened = app.Run.open.return_value.__enter__.return_value
+    asking.rounds.write_history.assert_called_once_with()
+    opened.write_summary.assert_called_once_with()
+    assert opened.stop_reason == ("round 3 diverged" if isinstance(end, DivergedError) else None)
 
 
 def test_settings_are_toml_whatever_the_folder_is_called():

@@ -228,6 +228,14 @@ def rounds_of(run, rules: Rules, now: float) -> LiveRounds:
     return (LiveRounds if rules.buffer is None else AsyncRounds)(run, rules, now)
 
 
+def write_end(run, rounds: LiveRounds, end: BaseException) -> None:
+    """Writes history.csv and summary.json of rounds that were stopped or diverged: nothing else does for a live run."""
+    if run.store.round_num:
+        run.stop_reason = str(end) if isinstance(end, DivergedError) else None
+        rounds.write_history()
+        run.write_summary()
+
+
 def serve(
     run,
     rules: Rules | None = None,
@@ -299,10 +307,7 @@ def serve(
         try:
             asyncio.run(main())
         except (KeyboardInterrupt, DivergedError) as end:
-            if run.store.round_num:
-                run.stop_reason = str(end) if isinstance(end, DivergedError) else None
-                rounds.write_history()
-                run.write_summary()  # nothing else writes it for a live run
+            write_end(run, rounds, end)
             raise
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))

@@ -13,8 +13,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from tfpfl.live.asking import Asking, Question
 from tfpfl.live.rules import Rules
+from tfpfl.live.serve import write_end
 from tfpfl.live.server import Steady
 from tfpfl.runs.run import Run
+from tfpfl.runs.training import DivergedError
 
 PAUSE = 1.0  # seconds between two looks at what has come
 TYPES = {"visit": MessageType.TRAIN, "score": MessageType.EVALUATE}  # of messages; all others are queries
@@ -39,17 +41,21 @@ def main(grid: Grid, context: Context) -> None:
         closing(Asking(run, rules, patience=patience, log=print_now)) as asking,
     ):
         asked: dict[str, Question] = {}  # by the number of the message
-        while True:
-            asked |= send(grid, asking.questions(grid.get_node_ids(), clock()), patience)
-            for reply in grid.pull_messages(list(asked)) if asked else ():
-                question = asked.pop(reply.metadata.reply_to_message_id)
-                if reply.has_error():
-                    asking.failed(question, reply.error.reason or "it did not answer", clock())
-                else:
-                    asking.hear(question, reply.content.config_records.get("answer", {}), clock())
-            if asking.is_over(clock()):
-                break
-            time.sleep(PAUSE)
+        try:
+            while True:
+                asked |= send(grid, asking.questions(grid.get_node_ids(), clock()), patience)
+                for reply in grid.pull_messages(list(asked)) if asked else ():
+                    question = asked.pop(reply.metadata.reply_to_message_id)
+                    if reply.has_error():
+                        asking.failed(question, reply.error.reason or "it did not answer", clock())
+                    else:
+                        asking.hear(question, reply.content.config_records.get("answer", {}), clock())
+                if asking.is_over(clock()):
+                    break
+                time.sleep(PAUSE)
+        except (KeyboardInterrupt, DivergedError) as end:
+            write_end(run, asking.rounds, end)
+            raise
         run.write_summary()
         print_now(f"{run.store.round_num} rounds are saved in {run.folder}")
 
