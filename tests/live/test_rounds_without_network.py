@@ -87,6 +87,17 @@ def test_a_clock_that_is_set_back_between_two_starts_moves_no_deadline_away(make
         rounds.close()
 
 
+def test_a_deadline_that_was_moved_while_the_clock_was_ahead_is_forgotten_with_it(make_run, tmp_path):
+    with make_run(tmp_path / "run", participation=1.0, rounds=2, evaluate_every=0) as run:
+        rounds = joined(run, Rules(wait_for=10, deadline=10), now=1000.0)
+        rounds.tick(1e6)
+        assert rounds.view.deadline == 1e6 + 10  # nobody has come
+        rounds.close()
+        rounds = LiveRounds(run, Rules(wait_for=10, deadline=10), 1020.0)
+        assert rounds.view.deadline == 1030.0
+        rounds.close()
+
+
 def test_who_comes_rarely_counts_more(make_run, tmp_path):
     """A client whose probability to come is estimated as 1/2 has twice the weight, and twice the rate of its head."""
     with make_run(tmp_path / "run", participation=1.0, rounds=2, evaluate_every=0) as run:

@@ -58,13 +58,14 @@ class OpenRound(NamedTuple):
     deadline: float
     closed: bool  # whether the server has stepped, so that no update is taken any more
     arrival: dict[int, float]  # {client: its probability to arrive, as it was when it was invited}
+    told: float  # when the deadline was set, or moved last
 
     def deadline_of(self, now: float, seconds: float) -> float:
         """The deadline for a server that goes on with the round; it leaves at least so many seconds.
 
-        If the clock was set back since the round was opened, the old deadline says nothing.
+        If the clock was set back since the old deadline was set, this one says nothing.
         """
-        return now + seconds if now < self.opened else max(self.deadline, now + seconds)
+        return now + seconds if now < self.told else max(self.deadline, now + seconds)
 
 
 class Book:
@@ -220,7 +221,10 @@ class Book:
         """The open round, if there is one."""
         for number, theta, at, deadline, closed in self._rows("SELECT * FROM opened ORDER BY round DESC LIMIT 1"):
             invited = self._rows("SELECT client, arrival FROM invitation WHERE round = ? ORDER BY client", number)
-            return OpenRound(number, theta, at, deadline, bool(closed), dict(invited))
+            query = """SELECT at FROM event WHERE round = ? AND what IN ('opened', 'extended')
+                ORDER BY number DESC LIMIT 1"""
+            ((told,),) = self._rows(query, number)
+            return OpenRound(number, theta, at, deadline, bool(closed), dict(invited), told)
         return None
 
     def put(self, number: int, client: int, body: bytes, at: float) -> None:
