@@ -30,6 +30,27 @@ def test_a_token_that_no_device_could_show_or_that_all_could_guess_is_refused(op
     assert book.member_with(tokens[3]).client == 3 and book.member_with(str(token)) is None
 
 
+def test_without_the_file_the_devices_that_have_joined_are_not_shut_out(opened):
+    """New tokens were made for all without a word, such as in a copy of the run folder that lacks this file."""
+    run, book, tokens = opened
+    (run.folder / "tokens.json").unlink()
+    assert write_tokens(run, book) != tokens  # nobody has joined
+    book.join(4, wire.Signer().public, 1.0)
+    kept = (run.folder / "tokens.json").read_text()
+    (run.folder / "tokens.json").unlink()
+    with pytest.raises(
+        InvalidArgument, match=r"tokens.json is missing, and devices have joined .*: put a copy back; or"
+    ):
+        write_tokens(run, book)
+    assert book.members()[4].key is not None and not (run.folder / "tokens.json").exists()
+    (run.folder / "tokens.json").write_text(kept)
+    assert write_tokens(run, book) == {int(i): token for i, token in json.loads(kept).items()}
+    assert book.members()[4].key is not None
+    (run.folder / "tokens.json").write_text("{}")
+    write_tokens(run, book)
+    assert book.members()[4].key is None
+
+
 def test_a_token_of_two_clients_is_refused(opened):
     run, book, tokens = opened
     (run.folder / "tokens.json").write_text(json.dumps(tokens | {6: tokens[2]}))

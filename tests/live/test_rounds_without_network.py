@@ -265,6 +265,7 @@ def test_a_server_that_is_stopped_or_diverges_leaves_history_and_summary(make_ru
             send(rounds, i)
         rounds.tick(2.0)
         rounds.close()
+        (run.folder / "tokens.json").write_text(json.dumps({i: f"token {i}" for i in range(10)}))
         with pytest.raises((KeyboardInterrupt, DivergedError)):
             serve(run, Rules(wait_for=10), port=0, on_start=started)
         summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))

@@ -201,15 +201,19 @@ def write_tokens(run, book, new: Iterable[int] = ()) -> dict[int, str]:
         new: clients that get another token, so that the old one is of no use any more: a device has to join with it.
 
     Raises:
-        InvalidArgument: the run has no such client, or tokens.json is damaged or has a token twice.
+        InvalidArgument: the run has no such client; tokens.json is damaged or has a token twice; or it is missing, and
+            devices have joined.
     """
     path, ids = run.folder / TOKENS, run.population.client_ids.tolist()
     new = _clients(run, new)
+    anew = "put a copy back; or write {} into it, and all clients get new tokens, without which devices are refused"
+    if not path.exists() and any(m.key is not None and not m.revoked for m in book.members().values()):
+        raise InvalidArgument(f"{path} is missing, and devices have joined with the tokens in it: {anew}")
     try:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         tokens = {int(i): _checked_token(i, token) for i, token in known.items()}
     except (ValueError, AttributeError) as error:
-        raise InvalidArgument(f"{path} is damaged; without it, all clients get new tokens: {error}") from error
+        raise InvalidArgument(f"{path} is damaged ({error}): {anew}") from error
     owners: dict[str, int] = {}
     for client, token in tokens.items():
         if (other := owners.setdefault(token, client)) != client:
