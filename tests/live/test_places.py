@@ -343,7 +343,11 @@ def test_only_training_examples_have_a_limit(places, tmp_path):
         def scored(client, **other):
             rounds.score(client, 1, {"theta": rounds.view.theta, "scores": [row | other]}, 2.0)
 
-        for other, told in (({"examples": 0}, "has 1 to"), ({"examples": 10**10}, "has 1 to")):
+        for other, told in (
+            ({"examples": 0}, "of no test examples"),
+            ({"examples": -1}, "has 1 to"),
+            ({"examples": 10**10}, "has 1 to"),
+        ):
             with pytest.raises(Refused, match=told) as refused:
                 scored(0, **other)
             assert refused.value.status == 422

@@ -147,6 +147,20 @@ def test_few_awake_clients_do_not_stop_the_run(make_run, tmp_path):
         rounds.close()
 
 
+def test_a_score_of_no_examples_is_refused(make_run, tmp_path):
+    """A client without examples of a split has no score there; a 0 would count in the mean over clients."""
+    with make_run(tmp_path / "run", participation=1.0, rounds=1) as run:
+        rounds = joined(run, Rules(wait_for=10))
+        for i in range(10):
+            send(rounds, i)
+        assert rounds.view.kind == wire.SCORE and not run.federation.num_examples("validation").any()
+        row = {"split": "validation", "examples": 0, "loss": 0.0, "score": 0.0}
+        with pytest.raises(Refused, match="a score of no validation examples came"):
+            rounds.score(0, 1, {"theta": rounds.view.theta, "scores": [row]}, 1.0)
+        assert 0 in rounds.view.waiting and not rounds.book.scores(1)
+        rounds.close()
+
+
 def test_scores_are_those_of_the_theta_that_is_saved_also_after_a_restart(make_run, tmp_path):
     """A round that has closed at its deadline stays closed: no update comes in between the scores and the end."""
     with make_run(tmp_path / "run", participation=1.0, rounds=1, evaluate_every=1) as run:

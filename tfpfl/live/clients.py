@@ -146,6 +146,8 @@ class Clients:
             if "model" in row and (beside is None or wire.entry(row, "model", str) != beside):
                 raise wire.WireError("no scores of this model are wanted")
             known, found = self._num_examples(split, client), wire.entry(row, "examples", int)
+            if not found:
+                raise Refused(422, f"a score of no {split} examples came, and has no meaning: leave it out")
             if found != known if known is not None else not 1 <= found <= _MOST_EXAMPLES:
                 has = f"1 to {_MOST_EXAMPLES}" if known is None else known
                 raise Refused(422, f"client {client} has {has} {split} examples in this run, and its score {found}")
