@@ -11,7 +11,7 @@ from keras import layers
 
 from helpers.truth import relative
 from tflite_export import DeviceClient
-from tflite_export.device.__main__ import read_examples
+from tflite_export.device.__main__ import read_examples, take_part
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.live.client import LiveDevice
 from tflite_export.device.live.work import Work, check_examples
@@ -127,3 +127,11 @@ def test_a_patience_that_is_no_time(tmp_path):
     """A device would wait for ever for a server that is away."""
     with pytest.raises(InvalidInput, match="patience must be a number of seconds, found nan"):
         LiveDevice("http://127.0.0.1:9", tmp_path, {"train": (np.ones((2, 3)), np.array([0, 1]))}, patience=math.nan)
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_a_number_of_updates_that_no_device_could_stop_after(most, tmp_path):
+    """The device joined, ended at once, and said that all was well."""
+    with pytest.raises(InvalidInput, match=f"--most must be at least 1, found {most}: leave it out"):
+        take_part("http://127.0.0.1:1", tmp_path, tmp_path / "state", "token", most=most)
+    assert not (tmp_path / "state").exists()

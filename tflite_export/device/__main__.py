@@ -85,8 +85,10 @@ def take_part(
         device: the class of the device.
 
     Raises:
-        InvalidInput: see `LiveDevice`; or the certificate cannot be read.
+        InvalidInput: see `LiveDevice`; `most` is less than 1; or the certificate cannot be read.
     """
+    if most is not None and most < 1:
+        raise InvalidInput(f"--most must be at least 1, found {most}: leave it out, and the device ends with the run")
     opened = device(
         url,
         state,
