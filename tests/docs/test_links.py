@@ -166,6 +166,15 @@ def test_lists_of_methods_are_those_of_the_code():
         assert methods_named(rows[row]) == {name for name, its in kinds.items() if its == kind}, row
 
 
+def test_the_command_of_the_peers_trains_the_methods_of_their_table():
+    measured = (ROOT / "docs" / "measured.md").read_text("utf-8").partition("## The peers\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|,]+?)(?:, fine-tuned)? \| [\d.]+ ±", measured, re.MULTILINE)
+    code = (ROOT / "benchmarks" / "peers.py").read_text("utf-8")
+    (peers,) = re.findall(r'^PEERS = \([^"]*"(.*)"\n\)$', code, re.MULTILINE)
+    assert "`python benchmarks/peers.py --out runs/peers`" in measured and "default=PEERS" in code
+    assert peers.split(",") == [{m.title: name for name, m in ALGORITHMS.items()}[row] for row in rows]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_entry_of_a_list_is_there_twice(page):
     entries = Counter(re.findall(r"^\* .{40,}$", page.read_text(encoding="utf-8"), re.MULTILINE))
