@@ -219,9 +219,9 @@ def bench(bundle, examples, threads, repeat, chunk, record, python):
     "--tolerance",
     type=Between(0, min_open=True),
     default=None,
-    help="The largest difference of a weight that counts as rounding.  [default: 1e-5; with Adam at the server a "
-    "hundredth of rho, if that is more]. With --payload int8 there is no verdict, since "
-    "the devices' gradients are rounded by design.",
+    help="The largest difference of a weight that counts as rounding.  [default: 1e-5; with Adam, AdamW, Adagrad or "
+    "Yogi at the server a hundredth of rho, if that is more]. With --payload int8 there is no verdict, since the "
+    "devices' gradients are rounded by design.",
 )
 @allow_code_option
 def simulate_round(run, rounds, engine, payload, chunk, static, tolerance, allow_code):

@@ -1,6 +1,7 @@
 """The command line of the export."""
 
 import json
+import re
 import shutil
 import sys
 import sysconfig
@@ -15,7 +16,7 @@ from tflite_export.device.head_file import HeadError
 from tflite_export.device.other_python import run_with
 from tflite_export.device.payload import PayloadError
 from tflite_export.device.runtime import write_manifest
-from tflite_export.rounds import RoundComparison
+from tflite_export.rounds import RoundComparison, rounding
 from tfpfl.checks import InvalidArgument
 from tfpfl.runs.config import file_hash
 from tfpfl.runs.consent import is_allowed
@@ -203,6 +204,13 @@ def test_the_verdict_of_simulate_round(monkeypatch, run_folder, rows, options, s
     monkeypatch.setattr("tflite_export.rounds.simulate_round", lambda *_, **__: rows)
     text = call("simulate-round", run_folder, *options, code=0 if said is None else 1)
     assert ("agree" in text) == (said is None and "int8" not in options) and (said or "") in text
+
+
+def test_help_names_the_optimizers_that_have_a_larger_tolerance():
+    (told,) = [option.help for option in main.commands["simulate-round"].params if option.name == "tolerance"]
+    for name in ("sgd", "momentum", "adam", "adamw", "adagrad", "yogi"):
+        larger = rounding({"server_opt": name, "rho": 1.0}) > 1e-5
+        assert bool(re.search(rf"\b{name}\b", told, re.IGNORECASE)) == larger, name
 
 
 def test_a_tolerance_without_a_verdict_is_refused(tmp_path):
