@@ -78,3 +78,6 @@ def test_labels_that_are_names_are_refused_before_the_device_joins():
 def test_examples_that_are_texts_are_refused_before_the_device_joins():
     with pytest.raises(InvalidInput, match="the examples x of train must be numbers, preprocessed, found <U3"):
         check_examples({"train": (np.array([["1.5"], ["2"]]), np.array([0, 1]))})
+    masked = np.ma.array([[1.0], [2.0]], np.float32, mask=[[True], [False]])
+    with pytest.raises(InvalidInput, match="the examples x of train: 1 values of a masked array are masked"):
+        check_examples({"train": (masked, np.array([0, 1]))})

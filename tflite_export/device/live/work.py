@@ -3,9 +3,11 @@
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from tflite_export.device.arrays import as_array, check_columns
 from tflite_export.device.client import DeviceClient
 from tflite_export.device.errors import InvalidInput
 from tflite_export.device.files import write_whole
@@ -24,20 +26,22 @@ def check_examples(examples: dict) -> None:
     """Checks that a device has training examples, and that examples and labels are numbers.
 
     Raises:
-        InvalidInput: it has none, they are something else, or a label is not finite; or the labels of classes, without
-            `classes`, do not show how many there are.
+        InvalidInput: it has none, they are something else or masked, or a label is not finite; or the labels of
+            classes, without `classes`, do not show how many there are.
     """
     if not len(examples.get("train", ((), ()))[0]):
         raise InvalidInput("a device needs training examples")
     for split in (s for s in wire.SPLITS if s in examples):
-        if (found := np.asarray(examples[split][1]).dtype).kind not in "fiub":
+        x, y = examples[split]
+        x, y = as_array(x, f"the examples x of {split}"), as_array(y, f"the labels y of {split}")
+        if y.dtype.kind not in "fiub":
             raise InvalidInput(
-                f"the labels y of {split} must be numbers, found {found}: classes are numbered from 0, in the order in "
-                "which the client's head has them"
+                f"the labels y of {split} must be numbers, found {y.dtype}: classes are numbered from 0, in the order "
+                "in which the client's head has them"
             )
-        if (found := np.asarray(examples[split][0]).dtype).kind not in "fiub":
-            raise InvalidInput(f"the examples x of {split} must be numbers, preprocessed, found {found}")
-        if not np.isfinite(y := np.asarray(examples[split][1])).all():
+        if x.dtype.kind not in "fiub":
+            raise InvalidInput(f"the examples x of {split} must be numbers, preprocessed, found {x.dtype}")
+        if not np.isfinite(y).all():
             raise InvalidInput(f"the labels y of {split} hold {y[~np.isfinite(y)][0]}: leave such examples out")
     y = np.asarray(examples["train"][1])
     if examples.get("classes") is None and y.ndim == 1 and ((y < 0) | (y % 1 != 0)).any():
@@ -106,13 +110,13 @@ class Work:
         self.client = DeviceClient(Bundle(state.bundle), state.head, interpreter=interpreter)
         self._kept = state.theta
         receive_kept(self.client, self._kept)
-        self.examples = {
-            split: self._checked(split, self._taken(split, np.asarray(x)), np.asarray(labels))
-            for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples)
-            if len(labels)
-        }
+        self.examples = {}
+        for split, (x, labels) in ((s, examples[s]) for s in wire.SPLITS if s in examples):
+            if len(labels):
+                check_columns(x, self.client.bundle.columns, f"the examples x of {split}")
+                self.examples[split] = self._checked(split, self._taken(split, np.asarray(x)), labels)
 
-    def _checked(self, split: str, x: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _checked(self, split: str, x: np.ndarray, labels: Any) -> tuple[np.ndarray, np.ndarray]:
         """Examples and labels that a visit takes: one that it refused would be lost when its round is computed."""
         try:
             return self.client.checked(self.client.examples(x), labels)
