@@ -20,7 +20,7 @@ def executed(path: Path):
     """The notebook after a run in a fresh kernel of this Python, in a folder of its own.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell failed, or took more than ten minutes.
+        nbclient.exceptions.CellExecutionError: a cell failed, or took more than an hour, which only one that hangs does.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -30,7 +30,7 @@ def executed(path: Path):
         paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))  # this checkout's tfpfl
         env = {**os.environ, "PYTHONPATH": paths, "TFPFL_CACHE": folder, "TMPDIR": folder}
         env.pop("PYTEST_CURRENT_TEST", None)  # with it, the kernel would not show what libraries in C++ write
-        client = NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False)
+        client = NotebookClient(notebook, timeout=3600, kernel_name="python3", record_timing=False)
         client.execute(cwd=folder, env=env)
     return normalised(notebook, path.stem[:2])
 

@@ -120,7 +120,7 @@ def in_a_kernel(folder, *cells) -> list:
     new = nbformat.v4.new_code_cell
     hidden = new("import sys\nsys.modules['tfpfl'] = None  # then find_spec says that it is not installed")
     notebook = nbformat.v4.new_notebook(cells=[hidden, *map(new, cells)])
-    nbclient.NotebookClient(notebook, timeout=60, allow_errors=True).execute(cwd=str(folder))
+    nbclient.NotebookClient(notebook, timeout=3600, allow_errors=True).execute(cwd=str(folder))
     return json.loads(json.dumps(notebook.cells[1:]))
 
 
