@@ -20,7 +20,7 @@ def executed(path: Path):
     """The notebook after a run in a fresh kernel of this Python, in a folder of its own.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: a cell failed, or took more than an hour, which only one that hangs does.
+        nbclient.exceptions.CellExecutionError: a cell failed, or hung: it took more than an hour.
     """
     import nbformat
     from nbclient import NotebookClient

@@ -70,6 +70,15 @@ def test_of_two_results_that_with_more_rounds_stays(tmp_path):
     }
 
 
+def test_of_two_results_that_with_what_it_has_at_equal_cost_stays(tmp_path):
+    """Its run was there before the one whose cost it is, so that only the later ledger has the entry."""
+    later = result(4) | {ledgers.AT_EQUAL_COST: {"flops": [4, 50.0, 1.0, [4]], equal_cost.REFERENCE: ["pflego", 200]}}
+    mine = written(tmp_path / "a.json", {"toy": {NAME: {"seeds": {"0": result(4)}}}})
+    other = written(tmp_path / "b.json", {"toy": {NAME: {"seeds": {"0": later}}}})
+    assert ledgers.add(mine, other) == 1 and ledgers.add(other, mine) == 0
+    assert ledgers.load(mine)["toy"][NAME]["seeds"]["0"] == later
+
+
 def test_results_of_other_settings_are_no_seeds_of_a_cell(tmp_path, monkeypatch):
     """Rates that a search had replaced stayed in the ledger, and a seed with others counted in one mean with them."""
     monkeypatch.setattr(ledgers, "EXPERIMENTS", {"toy": TOY})
@@ -97,7 +106,7 @@ def test_what_was_compared_with_another_run_is_not_shown_beside_the_one_that_sta
         entry = result(rounds) | {"run": method, "stopped": None}
         if compared is not None:
             cost = {"flops": [9, 60.0, 1.0], equal_cost.REFERENCE: ["pflego", compared]}
-            entry |= {equal_cost.NAME: cost, ledgers.GAIN: [1.0, 2.0], ledgers.COMPARED: ["local", compared]}
+            entry |= {ledgers.AT_EQUAL_COST: cost, ledgers.GAIN: [1.0, 2.0], ledgers.COMPARED: ["local", compared]}
         return {"seeds": {"0": entry}}
 
     def shown(rounds):

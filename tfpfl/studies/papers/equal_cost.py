@@ -19,8 +19,7 @@ from tfpfl.studies.papers.experiment import Cell, Experiment
 from tfpfl.studies.records import Record
 
 COSTS = {"flops": "FLOPs", "seconds": "seconds", "bytes": "bytes"}
-NAME = "at equal cost"  # the entry of a seed in the ledger
-REFERENCE = "of which run"  # in it: the run whose cost it is
+REFERENCE = "of which run"  # in the entry AT_EQUAL_COST of a seed in the ledger: the run whose cost it is
 ENOUGH = 0.95  # a run that ended before it had spent this part of the reference's cost is not compared
 
 
@@ -88,7 +87,7 @@ def note(ledger: dict, experiment: Experiment, column: str, seed: int, folder_of
             its, record = (record_of(Path(folder_of(c, seed))) for c in (reference, cell))
             if its is not None and record is not None:
                 found = at_cost(record, its, cell.protocol or experiment.protocol)
-                entry[NAME] = found and found | {REFERENCE: ledgers.identity(its)}
+                entry[ledgers.AT_EQUAL_COST] = found and found | {REFERENCE: ledgers.identity(its)}
 
 
 def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
@@ -123,7 +122,7 @@ def rows(experiment: Experiment, cells: dict) -> list[dict[str, str]]:
 def _noted(cells: dict, cell: Cell) -> dict[str, dict[str, list]]:
     """{seed: its `at_cost`} of a cell, in the ledger's part of its experiment."""
     seeds = cells.get(ledgers.key(cell), {}).get("seeds", {})
-    return {seed: entry[NAME] for seed, entry in seeds.items() if entry.get(NAME)}
+    return {seed: entry[ledgers.AT_EQUAL_COST] for seed, entry in seeds.items() if entry.get(ledgers.AT_EQUAL_COST)}
 
 
 def _with_rounds(found: list, cell: Cell, cells: dict, seed: str) -> list:

@@ -30,6 +30,7 @@ from tfpfl.studies.run_groups import paired
 FORMAT = 2  # 1 had the results of all scales in one part
 GAIN = "gain over Local"  # what a table measures, and the entry of a seed
 COMPARED = "gain over Local, of which run"  # the entry of a seed
+AT_EQUAL_COST = "at equal cost"  # the entry of a seed: its accuracy at the cost of the reference, see equal_cost.py
 SETTINGS = "settings"  # the entry of a seed: the hash of what was run, without seed and rounds
 EVERYTHING = "everything"  # what a paragraph of the notes is about that is on the whole ledger
 DECIMALS = {"accuracy": 2, "seconds": 3, "rounds to 70 %": 0, GAIN: 2}
@@ -79,9 +80,9 @@ def add(path: str | os.PathLike, other: str | os.PathLike) -> int:
     """Adds the results of another ledger, such as that of another machine. Returns how many results are new.
 
     A result is that of one seed of a cell or figure. Where both ledgers have it, that with more rounds stays; with as
-    many, the one that was there, unless only the other says its settings. Results of other settings than the table's
-    own ones are left out of both, such as those of rates from before a search. So are gains over another run of Local
-    than the one that stays.
+    many, the one that was there, unless only the other says its settings, or what it has at equal cost. Results of
+    other settings than the table's own ones are left out of both, such as those of rates from before a search. So are
+    gains over another run of Local than the one that stays.
 
     Args:
         path: the ledger that is changed.
@@ -132,9 +133,10 @@ def _entries(ledger: dict) -> Iterator[tuple[tuple[str, ...], dict]]:
             yield from (((name, cell), entry) for cell, entry in found.items())
 
 
-def _worth(result: dict) -> tuple[int, bool]:
+def _worth(result: dict) -> tuple[int, bool, bool]:
     rounds = result["rounds"]  # of a figure: those of each of its runs
-    return min(rounds.values(), default=0) if isinstance(rounds, dict) else rounds, SETTINGS in result
+    least = min(rounds.values(), default=0) if isinstance(rounds, dict) else rounds
+    return least, SETTINGS in result, bool(result.get(AT_EQUAL_COST))
 
 
 def settings(config: dict) -> str:
