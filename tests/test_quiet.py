@@ -53,7 +53,7 @@ def in_a_plain_shell(folder, *arguments, **environment):
     plain = {k: v for k, v in os.environ.items() if k not in ("TF_CPP_MIN_LOG_LEVEL", "TFPFL_VERBOSE")}
     plain |= {"PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(
-        [sys.executable, "-c", *map(str, arguments)], cwd=folder, env=plain, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", *map(str, arguments)], cwd=folder, env=plain, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

@@ -331,7 +331,7 @@ def test_a_disk_that_is_full(federation):
         "1",
     ]
     process = subprocess.run(
-        [*command, "--out", "run"], capture_output=True, text=True, preexec_fn=limit_files, timeout=200, env=os.environ
+        [*command, "--out", "run"], capture_output=True, text=True, preexec_fn=limit_files, timeout=1800, env=os.environ
     )
     assert process.returncode == 1 and "Traceback" not in process.stderr
     found = process.stderr.strip().splitlines()[-1]

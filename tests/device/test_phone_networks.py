@@ -64,7 +64,7 @@ def printed(version, *arguments):
     """The JSON that a command prints last, in an environment with this version of LiteRT."""
     command = [str(environment(version)), *map(str, arguments)]
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -49,7 +49,7 @@ def litert(request):
 def run(python, *arguments):
     environment = {**os.environ, "PYTHONPATH": ROOT}
     return subprocess.run(
-        [str(python), *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=300
+        [str(python), *map(str, arguments)], capture_output=True, text=True, env=environment, timeout=1800
     )
 
 

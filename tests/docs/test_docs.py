@@ -129,7 +129,7 @@ def test_examples_of_a_page_run(page, tmp_path):
     write_files(page, tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TFPFL_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -272,7 +272,7 @@ def build(config, folder):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1800,
     )
 
 

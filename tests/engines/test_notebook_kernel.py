@@ -29,7 +29,7 @@ def executed(*cells):
     """The outputs of every cell."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    nbclient.NotebookClient(notebook, timeout=120, allow_errors=True).execute(env={**os.environ, "PYTHONPATH": paths})
+    nbclient.NotebookClient(notebook, timeout=1800, allow_errors=True).execute(env={**os.environ, "PYTHONPATH": paths})
     return [cell.outputs for cell in notebook.cells]
 
 

@@ -40,7 +40,7 @@ def run(engine, setting: dict, federation, folder, algorithm="pflego") -> dict:
     one_core = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if changed.pop(ONE_CORE, None) else []
     asked = [engine, "run", os.path.relpath(federation.path, cwd), algorithm]
     command, env = [*one_core, sys.executable, "-m", "helpers.one_run", *asked], os.environ | changed
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

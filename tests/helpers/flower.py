@@ -152,7 +152,7 @@ class Flower:
         self.wait()
         python = server_python()
         command = [str(python.parent / "flwr"), *map(str, arguments), "--format", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment(python), timeout=180)
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment(python), timeout=1800)
         found = json.loads(done.stdout[done.stdout.index("{") :])
         assert found["success"], found
         return found

@@ -353,7 +353,7 @@ def test_ctrl_c_ends_the_command_cleanly(live, monkeypatch):
             while len(asked) < 2 and time.monotonic() < until:  # the second question comes when the first was answered
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            output = process.communicate(timeout=60)[0].decode()
+            output = process.communicate(timeout=1800)[0].decode()
         finally:
             process.kill()
     assert process.returncode == 0, output

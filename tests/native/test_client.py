@@ -423,7 +423,7 @@ def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(bundle, litert_li
     every tenth time what is wrong. LiteRT itself is not compiled with them, but its leaks are found, too."""
     folder = build("-sanitized", target="sanitized")
     command = [folder / "rounds", bundle.folder, litert_library, tmp_path / "head.bin", "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0 and done.stdout == "1000 rounds\n", done.stderr[-3000:]
     assert "ERROR" not in done.stderr and "runtime error" not in done.stderr
 

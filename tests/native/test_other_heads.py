@@ -321,7 +321,7 @@ def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(bundle, litert_li
     path = tmp_path / "head.bin"
     save_head(path, load_head(bundle.path(layout.HEAD), 5, OUTPUTS)._replace(labels=("left", "right")))
     command = [build("-sanitized", target="sanitized") / "rounds", bundle.folder, litert_library, path, "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0 and done.stdout == "1000 rounds\n", done.stderr[-3000:]
     assert "ERROR" not in done.stderr and "runtime error" not in done.stderr
     assert load_head(path, 5, OUTPUTS).labels == ("left", "right")

@@ -198,6 +198,6 @@ def test_kotlin_on_the_jvm_gives_the_same_bytes(exported, programs, version, tmp
 def test_a_thousand_rounds_without_a_finding_of_the_sanitizers(exported, litert_library, tmp_path):
     command = [build("-sanitized", target="sanitized") / "rounds", exported[-1].folder, litert_library]
     command += [tmp_path / "head.bin", "1000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0 and done.stdout == "1000 rounds\n", done.stderr[-3000:]
     assert "ERROR" not in done.stderr and "runtime error" not in done.stderr
