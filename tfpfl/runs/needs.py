@@ -129,6 +129,16 @@ def more_validation(config: RunConfig) -> str:
     return "make it anew with tfpfl partition --validation 0.2, or with a column for --split"
 
 
+def check_validation(what: str, config: RunConfig, federation: Federation) -> None:
+    """Checks that there are validation examples; `what` says for what, as in 'settings are chosen on'.
+
+    Raises:
+        InvalidArgument: there are none.
+    """
+    if not federation.num_examples("validation").any():
+        raise InvalidArgument(f"{what} validation examples, but the federation has none: {more_validation(config)}")
+
+
 def check_protocol(protocol: Protocol | str, config: RunConfig, federation: Federation) -> None:
     """Checks that there are the examples by which a protocol chooses the round, and those that it scores.
 
@@ -136,12 +146,10 @@ def check_protocol(protocol: Protocol | str, config: RunConfig, federation: Fede
         InvalidArgument: there are none.
     """
     protocol = as_protocol(protocol)
-    chooses = protocol.when == "best_validation"
-    if (chooses or protocol.split == "validation") and not federation.num_examples("validation").any():
-        what = "chooses the round on" if chooses else "scores"
-        raise InvalidArgument(
-            f"the protocol {what} validation examples, but the federation has none: {more_validation(config)}"
-        )
+    if protocol.when == "best_validation":
+        check_validation("the protocol chooses the round on", config, federation)
+    if protocol.split == "validation":
+        check_validation("the protocol scores", config, federation)
 
 
 def check_patience(config: RunConfig, federation: Federation) -> None:

@@ -27,7 +27,7 @@ from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.folders import STATE
 from tfpfl.runs.metrics import kind_of
-from tfpfl.runs.needs import check_needs, more_validation
+from tfpfl.runs.needs import check_needs, check_validation
 from tfpfl.runs.protocols import SIDES, Protocol
 from tfpfl.runs.run import Run
 from tfpfl.runs.store import RunStore, StoreError
@@ -207,10 +207,7 @@ def search_hyperparameters(
     if len({_name(s) for s in settings}) < len(settings):  # as the method takes them: 1 and 1.0 are one rate
         raise InvalidArgument("a setting is there twice")
     federation = open_federation(config, allow_download=allow_download)
-    if not federation.num_examples("validation").any():
-        raise InvalidArgument(
-            f"settings are chosen on validation examples, but the federation has none: {more_validation(config)}"
-        )
+    check_validation("settings are chosen on", config, federation)
     named = kind_of(federation, config.kind).score
     sign = 1 if named.larger_is_better else -1
     for each in configs:  # what would be refused between the runs

@@ -12,7 +12,7 @@ from tfpfl.data import Federation
 from tfpfl.runs.federations import open_federation
 from tfpfl.runs.locks import InUse, Lock
 from tfpfl.runs.metrics import kind_of, told_score
-from tfpfl.runs.needs import check_needs, more_validation
+from tfpfl.runs.needs import check_needs, check_protocol, check_validation
 from tfpfl.runs.run import Run
 from tfpfl.studies.comparison import check_columns
 from tfpfl.studies.paper_tables import SCORE
@@ -158,13 +158,12 @@ def _check(study: Study, allow_download: bool) -> dict[str, Federation]:
             federation = found[data.name] = open_federation(config, allow_download=allow_download)
         except (TfpflError, OSError, TypeError) as error:
             raise InvalidArgument(study.blame(data, None, {}, str(error))) from error
-        by_search = any(method.space for method in study.methods)
-        if (by_search or study.protocol.when == "best_validation") and not federation.num_examples("validation").any():
-            what = "settings are chosen" if by_search else "the protocol chooses the round"
-            raise InvalidArgument(
-                f"{study.where}: data.{data.name}: {what} on validation examples, but the federation has none: "
-                f"{more_validation(config)}"
-            )
+        try:
+            if any(method.space for method in study.methods):
+                check_validation("settings are chosen on", config, federation)
+            check_protocol(study.protocol, config, federation)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{study.where}: data.{data.name}: {error}") from error
     kinds = {
         kind_of(found[data.name], study.config(data, method, {}, study.seeds[0]).kind).text
         for data in study.data
