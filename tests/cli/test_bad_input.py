@@ -149,7 +149,7 @@ def nan(x):
             r"shapes, \[3\] \(number 0\) and \[2\] .*pad lists of tokens",
         ),
         (
-            {"a": (X, Y), "b": (X + 1e300, Y)},
+            {"a": (X, Y), "b": (X + np.float64(1e300), Y)},
             r"examples must be finite as float32, whose largest number is .*: 8 are not",
         ),
         ({b"a": (X, Y), "a": (X, Y)}, "the clients b'a' and 'a' would have one name, 'a': give them different ids"),
