@@ -51,7 +51,7 @@ typedef struct {
     const char *trunk;       /* as in tfpfl_options */
     const char *certificate; /* for https: a file (PEM) with those that may sign the server's; NULL: the system's */
     double patience;         /* seconds for which the server may be away, from the first failure of a request on;
-                              * 0: 300; less: it is asked once */
+                              * 0: 300; less: it is asked once; NaN is an error */
     void (*log)(void *context, const char *text); /* told what happens, one line each; may be NULL */
     void *context;
     int secure; /* 1: it sends no update that is not masked, whatever the server asks for (docs/secure.md). A device that

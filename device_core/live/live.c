@@ -100,6 +100,8 @@ static int open_live(tfpfl_live *live, const char *url, const char *state, const
     live->context = options->context;
     live->data = *data;
     live_begin_work(live, NULL);
+    if (patience != patience) /* NaN: it would never be over */
+        return fail(error, TFPFL_BUNDLE_ERROR, "patience must be a number of seconds, found nan");
     int status = live_http_open(url, options->certificate, patience, &live->http, error);
     if (status == 0 && data->train.count == 0)
         status = fail(error, TFPFL_BUNDLE_ERROR, "a device needs training examples");

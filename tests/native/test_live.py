@@ -423,6 +423,15 @@ def test_with_a_certificate_no_other_one_is_trusted(live, tmp_path, monkeypatch)
     assert "does not answer: SSL certificate problem: " in said[2]
 
 
+def test_a_patience_that_is_no_number_is_refused_before_the_server_is_asked(live, tmp_path):
+    """It would never be over: a device whose server is away would ask for ever."""
+    main = "int main(int count, char **arguments) { ask(arguments[1], arguments[count - 1], NULL); }"
+    program = built(live, main, tmp_path / "program", asking=ASKING.replace(".patience = -1", ".patience = 0.0 / 0.0"))
+    device = tmp_path / "device"
+    said = subprocess.run([program, "http://127.0.0.1:9", device], capture_output=True, text=True, check=True).stdout
+    assert said == "patience must be a number of seconds, found nan\n" and not device.exists()
+
+
 WAITING = """
 #include <time.h>
 #include <stdio.h>
