@@ -47,7 +47,7 @@ TFPFL_API const char *tfpfl_version(void);
 enum tfpfl_status {
     TFPFL_OK = 0,
     TFPFL_BUNDLE_ERROR = 1,  /* a bundle, or an input for it, cannot be used */
-    TFPFL_HEAD_ERROR = 2,    /* a head is damaged, has another shape or is not finite */
+    TFPFL_HEAD_ERROR = 2,    /* a head is damaged, has another shape, is not finite, or would replace another client's */
     TFPFL_PAYLOAD_ERROR = 3, /* bytes are no gradient, or a gradient cannot be sent */
     TFPFL_SYSTEM_ERROR = 4   /* the system refused a file or memory */
 };
@@ -151,7 +151,8 @@ TFPFL_API int tfpfl_head_is_stale(const tfpfl_client *client);
 
 /* Replaces theta; the head stays as it is. */
 TFPFL_API int tfpfl_receive(tfpfl_client *client, const float *theta, size_t count);
-/* Replaces the head, and saves it if the client has a `state` file. */
+/* Replaces the head, and saves it if the client has a `state` file. If another client has saved its head there since this
+ * one read it, neither happens (TFPFL_HEAD_ERROR): open the client again. tfpfl_personalize and tfpfl_commit do so, too. */
 TFPFL_API int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head);
 
 /* The examples that all other functions take, x: [count, example_numbers], from preprocessed ones, raw: `numbers` floats,

@@ -41,6 +41,7 @@ static int load_first_head(tfpfl_client *client) {
     if (client->state != NULL && !saved && errno != ENOENT) return system_error(client->error, client->state);
     status = saved ? 0 : bundle_path(&client->bundle, "head.bin", &path, client->error);
     const char *from = saved ? client->state : path;
+    if (status == 0 && saved) status = know_file(from, &client->known, client->error);
     if (status == 0)
         status = load_head(from, model->num_features, model->num_classes, &client->bundle.manifest, &client->head,
                            client->error);
@@ -241,7 +242,8 @@ int tfpfl_start_from(tfpfl_client *client, const tfpfl_head *head) {
     if (!copy_head(&copied, head)) return no_memory(client->error);
     bool replaced = true;
     if (client->state != NULL)
-        status = save_head(client->state, &copied, &client->bundle.manifest, &replaced, client->error);
+        status = save_head(client->state, &copied, &client->bundle.manifest, &client->known, &replaced,
+                           client->error);
     if (!replaced) {
         tfpfl_head_free(&copied);
         return status;

@@ -9,6 +9,7 @@ struct tfpfl_client {
     struct runtime *runtime, *trunk; /* the trunk is opened when it is needed */
     char *litert, *trunk_file;
     char *state;
+    struct known known; /* of the file `state` */
     float *theta;
     float *weights; /* [batch]: of the examples of a chunk */
     tfpfl_head head;

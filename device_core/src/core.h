@@ -127,9 +127,17 @@ void remove_leftovers(const char *path);
 
 /* ---- head.c */
 
-/* With the names that the classes have in this manifest, unless the head has its own; NULL: without. `replaced`: see
- * replace_file. */
-int save_head(const char *path, const tfpfl_head *head, const struct json *manifest, bool *replaced, char *error);
+/* What a client has read from the file that keeps its head, or written to it, last. */
+struct known {
+    bool there;
+    unsigned char digest[32]; /* sha256 */
+};
+int know_file(const char *path, struct known *known, char *error); /* what is there now */
+/* With the names that the classes have in this manifest, unless the head has its own; NULL: without. Another client may
+ * have changed the file since it was `known`: then it stays, since its head would be lost; NULL: it is replaced. (If two
+ * save at the very same time, both may take it for unchanged.) `replaced`: see replace_file. */
+int save_head(const char *path, const tfpfl_head *head, const struct json *manifest, struct known *known, bool *replaced,
+              char *error);
 /* Refuses a head that was saved with other names than the classes have in this manifest; NULL: does not compare. */
 int load_head(const char *path, size_t num_features, size_t num_classes, const struct json *manifest, tfpfl_head *head,
               char *error);

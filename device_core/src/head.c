@@ -19,6 +19,7 @@
  */
 #include "core.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -114,7 +115,13 @@ struct content {
     const tfpfl_head *head;
     const char *magic, *names;
     size_t names_bytes;
+    struct sha256 *hash; /* of all that is written */
 };
+
+static int write_part(int file, const struct content *content, const void *part, size_t bytes) {
+    sha256_add(content->hash, part, bytes);
+    return write_whole(file, part, bytes);
+}
 
 static int write_head(int file, const void *of) {
     const struct content *content = of;
@@ -130,9 +137,10 @@ static int write_head(int file, const void *of) {
     put32(header + 12, (uint32_t)head->num_classes);
     memcpy(header + 16, head->theta_sha256, 32);
     put32(header + 48, crc);
-    return write_whole(file, header, HEADER) || write_whole(file, head->kernel, kernel) ||
-           write_whole(file, head->bias, bias) ||
-           (named && (write_whole(file, size, 4) || write_whole(file, content->names, content->names_bytes)));
+    return write_part(file, content, header, HEADER) || write_part(file, content, head->kernel, kernel) ||
+           write_part(file, content, head->bias, bias) ||
+           (named && (write_part(file, content, size, 4) ||
+                      write_part(file, content, content->names, content->names_bytes)));
 }
 
 /* The names of a manifest as Python's json.dumps writes a list of them, to be freed; NULL: there is no memory. */
@@ -160,8 +168,37 @@ static char *written_names(const struct json *manifest, size_t *bytes) {
     return names;
 }
 
-int save_head(const char *path, const tfpfl_head *head, const struct json *manifest, bool *replaced, char *error) {
-    struct content content = {head, head->names == NULL ? magic : magic_names, head->names, head->names_bytes};
+int know_file(const char *path, struct known *known, char *error) {
+    unsigned char block[BLOCK];
+    struct sha256 hash;
+    ssize_t part;
+    memset(known, 0, sizeof *known);
+    int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) return errno == ENOENT ? 0 : system_error(error, path);
+    sha256_start(&hash);
+    while ((part = read(file, block, BLOCK)) > 0 || (part < 0 && errno == EINTR))
+        if (part > 0) sha256_add(&hash, block, (size_t)part);
+    int status = part < 0 ? system_error(error, path) : 0;
+    close(file);
+    sha256_end(&hash, known->digest);
+    known->there = true;
+    return status;
+}
+
+static int check_unchanged(const char *path, const struct known *known, char *error) {
+    struct known now;
+    int status = know_file(path, &now, error);
+    if (status != 0 || !now.there) return status;  /* where there is no file, no head is lost */
+    if (known->there && memcmp(now.digest, known->digest, sizeof now.digest) == 0) return 0;
+    return fail(error, TFPFL_HEAD_ERROR,
+                "%s was changed by another client since this one read or saved it: nothing was saved, so that its head "
+                "is not lost. Open the client again, and it goes on from there", path);
+}
+
+int save_head(const char *path, const tfpfl_head *head, const struct json *manifest, struct known *known, bool *replaced,
+              char *error) {
+    struct sha256 hash;
+    struct content content = {head, head->names == NULL ? magic : magic_names, head->names, head->names_bytes, &hash};
     int status = check_names(head, error);
     char *written = NULL;
     *replaced = false;
@@ -170,14 +207,20 @@ int save_head(const char *path, const tfpfl_head *head, const struct json *manif
         content.names = written = written_names(manifest, &content.names_bytes);
         if (written == NULL) status = no_memory(error);
     }
+    if (status == 0 && known != NULL) status = check_unchanged(path, known, error);
+    sha256_start(&hash);
     if (status == 0) status = replace_file(path, 0, write_head, &content, replaced, error);
+    if (known != NULL && *replaced) {
+        known->there = true;
+        sha256_end(&hash, known->digest);
+    }
     free(written);
     return status;
 }
 
 int tfpfl_head_save(const char *path, const tfpfl_head *head, char *error) {
     bool replaced;
-    return save_head(path, head, NULL, &replaced, error);
+    return save_head(path, head, NULL, NULL, &replaced, error);
 }
 
 /* ---- reading */

@@ -60,7 +60,11 @@ damaged: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 1 sync
 cut off: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 1 synced
 lost: Retry null null; old head; [r7 52016 40]; [UNREACHABLE ({network})]; [update.bin]; asked true; 1 synced
 taken, but the classes have changed: Failure UNUSABLE {names}; old head; [r7 52016 40]; [UNUSABLE ({names})]; []; \
-asked false; 2 synced
+asked false; 3 synced
+taken, but the app has saved a head: Failure UNUSABLE {changed}; new head; [r7 52016 40]; [UNUSABLE ({changed})]; []; \
+asked true; 4 synced
+taken, while the app has a client: Success TAKEN null; new head; [r7 52016 40]; [TAKEN]; []; asked true; 3 synced
+{changed}
 no round: Success NO_ROUND null; old head; []; [NO_ROUND]; []; asked true; 0 synced
 another theta: Failure UNUSABLE {theta}; old head; []; [UNUSABLE ({theta})]; []; asked true; 0 synced
 another payload: Failure UNUSABLE {payload}; old head; []; [UNUSABLE ({payload})]; []; asked true; 0 synced
@@ -82,6 +86,8 @@ the app's Application does not implement tfpfl.android.RoundApp
 """.format(
     network="the network is gone",
     names="the classes have changed since the round: its head is of no use any more",
+    changed="FOLDER/head.bin was changed by another client since this one read or saved it: nothing was saved, so that "
+    "its head is not lost. Open the client again, and it goes on from there",
     theta="theta must be float32 [13000], found float32 [3]",
     payload="unknown payload 'int4': one of float32, int8",
     unwritten="FOLDER/update.bin cannot be written: FOLDER/update.bin.new (Is a directory)",

@@ -226,6 +226,40 @@ def test_a_folder_of_the_state_that_is_not_there_is_told_at_the_start(bundle, na
         NativeClient(native, bundle.folder, path, litert_library)
 
 
+@pytest.mark.parametrize("first", ["C", "Python"])
+def test_of_two_clients_with_one_file_the_head_saved_first_stays(bundle, native, litert_library, first, tmp_path):
+    """Such as an app's own client, which stays open, and that of a worker, which takes part in rounds at night."""
+    path, rng = tmp_path / "head.bin", np.random.default_rng(0)
+    kernel, bias = rng.random((bundle.num_features, CLASSES), np.float32), rng.random(CLASSES, np.float32)
+    head = SavedHead(kernel, bias, theta_sha256(bundle.theta()))
+
+    def opened(language):
+        if language == "C":
+            return NativeClient(native, bundle.folder, path, litert_library)
+        return DeviceClient(bundle, path, interpreter=tf.lite.Interpreter, static=True)
+
+    worker, *others = [opened(language) for language in ([first, "C", "Python"])]
+    said = set()
+    for kernel in (head.kernel, -head.kernel):  # the file is there for the first time, and is replaced
+        worker.start_from(head._replace(kernel=kernel))
+        worker.start_from(head._replace(kernel=2 * kernel))  # what it has saved itself
+        saved = path.read_bytes()
+        for other in others:
+            before = other.head[0].copy()
+            with pytest.raises((HeadError, NativeError), match="head.bin was changed by another client") as found:
+                other.start_from(head)
+            said.add(str(found.value))
+            assert getattr(found.value, "kind", "HeadError") == "HeadError"
+            assert np.array_equal(other.head[0], before) and path.read_bytes() == saved
+        others = [opened("C"), opened("Python")]  # as the message says
+        assert all(np.array_equal(other.head[0], 2 * kernel) for other in others)
+    others[0].start_from(head)
+    assert len(said) == 1 and np.array_equal(opened("Python").head[0], head.kernel)
+    path.unlink()  # no head is lost where there is none
+    others[1].start_from(head._replace(kernel=3 * head.kernel))
+    assert np.array_equal(opened("C").head[0], 3 * head.kernel)
+
+
 NAMES = ("red", "gr\u00fcn", "new", "left")
 
 
@@ -283,12 +317,12 @@ def test_a_saved_head_is_not_taken_for_a_bundle_with_other_names(named, native, 
     path, first, second = tmp_path / "head.bin", named("abcd"), named(others)
     for saved, opened in ((first, second), (second, first)):
         path.unlink(missing_ok=True)
-        clients = [NativeClient(native, saved.folder, path, litert_library)]
-        clients += [DeviceClient(saved, path, interpreter=tf.lite.Interpreter, static=True)]
-        head, written = clients[0].saved_head, []
-        for client in clients:
-            client.start_from(head)
-            written.append(path.read_bytes())
+        client = NativeClient(native, saved.folder, path, litert_library)
+        head, written = client.saved_head, []
+        client.start_from(head)
+        written.append(path.read_bytes())
+        DeviceClient(saved, path, interpreter=tf.lite.Interpreter, static=True).start_from(head)
+        written.append(path.read_bytes())
         assert written[0] == written[1] == head_bytes(head, saved.labels) and written[0][:8] == b"TFPFLH03"
         said = refused_head(opened, native, path, litert_library)
         assert f"{path} is the head of a bundle whose output " in said

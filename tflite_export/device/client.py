@@ -22,7 +22,7 @@ from tflite_export.device import payload as payloads
 from tflite_export.device.arrays import as_array, check_columns
 from tflite_export.device.chunks import filled_up, trunk_output, with_zeros
 from tflite_export.device.errors import InvalidInput
-from tflite_export.device.head_file import HeadError, SavedHead, check_names, kept_head, saving, theta_sha256
+from tflite_export.device.head_file import HeadError, KeptHead, SavedHead, check_names, theta_sha256
 from tflite_export.device.kinds import Score
 from tflite_export.device.layout import BACKBONE, HEAD, PROGRAM, STATIC_PROGRAM, THETA
 from tflite_export.device.manifest import LARGEST, LARGEST_NUMBER
@@ -58,9 +58,9 @@ class DeviceClient:
 
     Args:
         bundle: the folder, or an open `Bundle`.
-        state: the file that keeps the head between starts. If there is none yet, the bundle's head is used. None: the
-            head is kept in memory only. Theta is not kept: after a start it is the bundle's, so an app keeps the newest
-            one that came, and gives it to `receive`.
+        state: the file that keeps the head between starts. If there is none yet, the bundle's head is used. A client
+            does not save over what another one has saved meanwhile (HeadError). None: the head is kept in memory only.
+            Theta is not kept: after a start it is the bundle's, so an app keeps the newest one for `receive`.
         interpreter: class of the interpreter, see `Runtime`.
         num_threads: number of threads of the interpreter.
         chunk: number of examples that are computed at a time, at least 1.
@@ -96,11 +96,11 @@ class DeviceClient:
         self.batch = self.bundle.manifest["model"]["static_batch"] if static else None
         self.chunk = self.batch or chunk
         self.settings, self.kind, self._class_changes = self.bundle.manifest["training"], self.bundle.kind, 0
-        self._state = None if state is None else Path(state)
+        self._kept = KeptHead(None if state is None else Path(state))
         about = self.bundle.num_features, self.bundle.num_classes, self.bundle.labels
-        self._head = kept_head(self._state, self.bundle.path(HEAD), *about)
+        self._head = self._kept.load(self.bundle.path(HEAD), *about)
         if static and len(self._head.bias) != self.bundle.num_classes:
-            raise HeadError(f"{self._state} has {len(self._head.bias)} classes, and {STATIC_PROGRAM} is {_FIXED}")
+            raise HeadError(f"{state} has {len(self._head.bias)} classes, and {STATIC_PROGRAM} is {_FIXED}")
         self._backbone: Runtime | None = None
         self.receive(self.bundle.theta())
 
@@ -326,7 +326,7 @@ class DeviceClient:
         return SavedHead(kernel, bias, self.theta_sha256, self._head.labels)
 
     def _store(self, head, class_changes=0):
-        with saving(self._state, head, self.bundle.labels):
+        with self._kept.saving(head, self.bundle.labels):
             self._head = head
             self._class_changes += class_changes
 

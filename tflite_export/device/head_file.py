@@ -27,8 +27,8 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,11 +130,6 @@ def save_head(path: str | os.PathLike, head: SavedHead) -> None:
     write_whole(path, head_bytes(head))
 
 
-def saving(path: Path | None, head: SavedHead, bundle_names: Sequence[str]) -> AbstractContextManager[None]:
-    """Saves a client's head, where there is a path; the block makes it current in memory, see `files.written`."""
-    return nullcontext() if path is None else written(path, head_bytes(head, bundle_names))
-
-
 def load_head(
     path: str | os.PathLike, num_features: int, num_classes: int, bundle_names: Sequence[str] | None = None
 ) -> SavedHead:
@@ -153,27 +148,66 @@ def load_head(
     return head_of(Path(path).read_bytes(), path, num_features, num_classes, bundle_names)
 
 
-def kept_head(
-    state: Path | None, first: Path, num_features: int, num_classes: int, bundle_names: Sequence[str]
-) -> SavedHead:
-    """The head that the file `state` keeps, or if there is none yet, that of the file `first`; see `load_head`.
+class KeptHead:
+    """The file that keeps a client's head between starts; without a path the head is in memory only.
 
-    Heads that killed processes did not finish writing are deleted.
-
-    Raises:
-        HeadError: as `load_head`; or no file can be written at `state`.
+    Several clients may have one file. Who saves has read what is in it, or has written it: else the head of another
+    would be lost.
     """
-    about = num_features, num_classes, bundle_names
-    if state is None:
-        return load_head(first, *about)
-    if not state.parent.is_dir():
-        raise HeadError(
-            f"{state} cannot keep the head: there is no folder {state.parent}. Make it first, or give another state"
-        )
-    if state.is_dir():
-        raise HeadError(f"{state} cannot keep the head: it is a folder. Give the path of a file in it as the state")
-    remove_leftovers(state)
-    return load_head(state if state.exists() else first, *about)
+
+    def __init__(self, path: Path | None):
+        self._path = path
+        self._known: bytes | None = None  # what this client has read or written last; None: there was no file
+
+    def load(self, first: Path, num_features: int, num_classes: int, bundle_names: Sequence[str]) -> SavedHead:
+        """The head in the file, or if there is none yet, that of the file `first`; see `load_head`.
+
+        Heads that killed processes did not finish writing are deleted.
+
+        Raises:
+            HeadError: as `load_head`; or no file can be written at the path.
+        """
+        about, path = (num_features, num_classes, bundle_names), self._path
+        if path is None:
+            return load_head(first, *about)
+        if not path.parent.is_dir():
+            raise HeadError(
+                f"{path} cannot keep the head: there is no folder {path.parent}. Make it first, or give another state"
+            )
+        if path.is_dir():
+            raise HeadError(f"{path} cannot keep the head: it is a folder. Give the path of a file in it as the state")
+        remove_leftovers(path)
+        self._known = _content_of(path)
+        return load_head(first, *about) if self._known is None else head_of(self._known, path, *about)
+
+    @contextmanager
+    def saving(self, head: SavedHead, bundle_names: Sequence[str]) -> Iterator[None]:
+        """Saves a head, where there is a path; the block makes it current in memory, see `files.written`.
+
+        Raises:
+            HeadError: as `head_bytes`; or another client has changed the file. (If two save at the very same time, both
+                may take it for unchanged.)
+        """
+        if self._path is None:
+            yield
+            return
+        content, found = head_bytes(head, bundle_names), _content_of(self._path)
+        if found is not None and found != self._known:
+            raise HeadError(
+                f"{self._path} was changed by another client since this one read or saved it: nothing was saved, so "
+                "that its head is not lost. Open the client again, and it goes on from there"
+            )
+        with written(self._path, content):
+            self._known = content
+            yield
+
+
+def _content_of(path: Path) -> bytes | None:
+    """The bytes of a file; None if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def head_of(

@@ -12,6 +12,7 @@ import java.nio.ByteOrder.LITTLE_ENDIAN
 import tfpfl.Client
 import tfpfl.Examples
 import tfpfl.Head
+import tfpfl.TfpflException
 import tfpfl.android.Delivery
 import tfpfl.android.Invitation
 import tfpfl.android.Outcome
@@ -151,6 +152,22 @@ fun main(arguments: Array<String>) {
         client.startFrom(Head(head.kernel, head.bias, head.thetaSha256, names))
         run("taken, but the classes have changed")
         client.startFrom(head)
+    }
+    app.openClient().use { own ->
+        val old = own.head
+        val head = Head(FloatArray(old.kernel.size) { 2 * old.kernel[it] }, old.bias, old.thetaSha256, old.names)
+        val half = FloatArray(app.theta.size) { app.theta[it] / 2 }
+        run("taken, but the app has saved a head", { Invitation("r7", half) }) { _ -> true.also { own.startFrom(head) } }
+        check(!isStale()) { "the theta of the app's head is gone" }
+        run("taken, while the app has a client")
+        val saved = app.state.readBytes()
+        try {
+            own.startFrom(head)
+        } catch (error: TfpflException) {
+            println(error.message)
+        }
+        check(app.state.readBytes().contentEquals(saved)) { "the head of the round is gone" }
+        app.openClient().use { again -> again.startFrom(old) } // for the rounds that follow
     }
     run("no round", invitation = { null })
     run("another theta", invitation = { Invitation("r8", app.theta.copyOf(3)) })

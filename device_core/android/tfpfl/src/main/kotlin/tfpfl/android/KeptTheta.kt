@@ -13,11 +13,7 @@ import tfpfl.Client
  * another head (such as after an update of the bundle), the client stays as it is.
  */
 fun Client.receiveKept(file: File): Client {
-    val content = try {
-        file.readBytes()
-    } catch (error: IOException) {
-        return this
-    }
+    val content = contentOf(file) ?: return this
     val ofTheHead = MessageDigest.getInstance("SHA-256").digest(content).contentEquals(head.thetaSha256)
     if (ofTheHead && content.size == Float.SIZE_BYTES * numWeights) {
         val numbers = ByteBuffer.wrap(content).order(ByteOrder.LITTLE_ENDIAN).asFloatBuffer()
@@ -32,3 +28,15 @@ internal fun keepTheta(file: File, theta: FloatArray) {
     content.asFloatBuffer().put(theta)
     writeWhole(file, content.array())
 }
+
+/** What [putBack] takes; null: there is no file, or it cannot be read. */
+internal fun contentOf(file: File): ByteArray? =
+    try {
+        file.readBytes()
+    } catch (error: IOException) {
+        null
+    }
+
+/** Makes the file what it was before [keepTheta]: the head that stays was fitted with that theta. */
+internal fun putBack(file: File, content: ByteArray?) =
+    if (content == null) Pending.delete(file) else writeWhole(file, content)

@@ -114,6 +114,7 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
         val update = pending.update
         val delivery = Delivery(pending.round, update.payload, update.numExamples, update.loss)
         val taken = reached { app.roundServer.deliver(delivery) }
+        val before = contentOf(app.keptTheta)
         try {
             if (taken) {
                 // Theta first: a process that is killed between the two would leave a head without its theta.
@@ -122,7 +123,8 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
             }
         } catch (error: TfpflException) {
             if (error.status == SYSTEM_ERROR) throw error // such as a full disk: it is tried again
-            tried { Pending.delete(app.pending) } // the head is of no use any more
+            tried { putBack(app.keptTheta, before) }
+            tried { Pending.delete(app.pending) } // its head is of no use any more: the app has saved another one
             throw error
         }
         tried { Pending.delete(app.pending) }
