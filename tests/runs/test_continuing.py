@@ -9,8 +9,8 @@ import pytest
 from helpers import small_runs as runs
 from tfpfl.checks import TfpflWarning
 from tfpfl.data import Federation
-from tfpfl.runs.config import RunConfig, entries
-from tfpfl.runs.continuing import kept_config
+from tfpfl.runs.config import RunConfig, RunError, entries
+from tfpfl.runs.continuing import config_to_continue, kept_config
 
 METHOD = """
 from tfpfl.algorithms import fedavg
@@ -130,3 +130,17 @@ def test_a_federation_that_is_named_is_compared(classes, tmp_path):
     for federation, expected in ((classes, ""), (other, "federation is of hash")):
         asked = {"federation": str(federation.path)}
         assert said(tmp_path / "run", {}, asked, classes, given=False).count("federation is of hash") == bool(expected)
+
+
+def test_a_cosine_run_that_was_given_more_rounds_is_the_one_that_was_asked_for(classes, tmp_path):
+    """As `compare` asks again with the number of rounds of before; with 9 rounds, its cosine would be another one."""
+    kept = RunConfig(schedule="cosine", rounds=7).resolved(classes)
+    kept.rounds = 9  # as `tfpfl resume --rounds 9` does
+    (tmp_path / "config.json").write_text(json.dumps(entries(kept)))
+    for rounds in (7, 5, 9):
+        asked = RunConfig(schedule="cosine", rounds=rounds)
+        if rounds == 7:
+            assert config_to_continue(asked, tmp_path, classes).run_id == kept.run_id
+        else:
+            with pytest.raises(RunError, match="schedule is cosine:0.0:7 and not cosine:0.0:9"):
+                config_to_continue(asked, tmp_path, classes)

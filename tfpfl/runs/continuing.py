@@ -121,7 +121,9 @@ def config_to_continue(asked: RunConfig, folder: str | os.PathLike, federation: 
     """
     kept = read_config(folder)
     kept.rounds = max(asked.rounds, kept.rounds)
-    wanted = replace(asked, rounds=kept.rounds).resolved(federation)
+    ends = schedules.with_end(asked.schedule, asked.rounds)  # that of a run which `resume` has given more rounds
+    schedule = ends if ends == kept.schedule else asked.schedule
+    wanted = replace(asked, rounds=kept.rounds, schedule=schedule).resolved(federation)
     wanted.versions, wanted.format = kept.versions, kept.format
     if wanted.run_id != kept.run_id:
         told = _told(_all(kept, wanted))
