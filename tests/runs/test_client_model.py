@@ -581,6 +581,12 @@ def test_labels_that_the_client_does_not_have_are_refused(a_run_of_pixels, pixel
     assert done.exit_code == 0 and "add --decoded" in done.output
 
 
+def test_a_picture_is_never_decoded_already(tmp_path):
+    """Its pixels, up to 255, would be taken for numbers up to 1."""
+    done = command("predict", tmp_path, "--client", "0", "--input", "digit.PNG", "--decoded")
+    assert done.exit_code == 2 and "digit.PNG is a picture, whose pixels are raw" in done.output
+
+
 def test_pictures_of_a_data_set_whose_pixels_end_at_16(tmp_path):
     """Scikit-learn's digits: a picture's white is the data set's."""
     x, y = np.tile(np.arange(17, dtype=np.uint8)[:16].reshape(1, 4, 4, 1), (8, 1, 1, 1)), np.arange(8) % 2

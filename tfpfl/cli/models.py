@@ -86,8 +86,10 @@ def predict(run, client, file, out, decoded, allow_code):
     """Predict with the personal model of a client of RUN."""
     from tfpfl.runs.client_model import ClientModels
     from tfpfl.runs.files import csv_text, write_csv
-    from tfpfl.runs.inputs import check_tokens, label_outputs, looks_decoded, read_examples
+    from tfpfl.runs.inputs import PICTURES, check_tokens, label_outputs, looks_decoded, read_examples
 
+    if decoded and file.suffix.lower() in PICTURES:
+        raise click.UsageError(f"--decoded is for arrays: {file} is a picture, whose pixels are raw. Leave it out")
     if out is not None:
         _check_table(out)
     with open_run(run, allow_code, engine="local") as opened:
