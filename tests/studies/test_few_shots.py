@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
+from tfpfl.checks import InvalidArgument
 from tfpfl.data import Federation
 from tfpfl.runs.run import Run
 from tfpfl.studies import new_clients
@@ -27,6 +28,21 @@ def test_each_class_gives_as_many_as_it_has_and_draws_are_nested():
     assert [len(few_of_each(targets, k, 0, 0)) for k in (1, 5, 20)] == [1, 5, 9]
     with pytest.raises(ValueError, match="shots must be numbers of examples >= 1, found 0"):
         few_of_each(labels, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("shots", "draws", "told"),
+    [
+        (5, 3, "shots must be a list, such as .* found 5"),
+        ((), 3, "found none"),
+        ((1, 0), 3, "shots must be at least 1, found 0"),
+        ((1.5,), 3, "shots must be a whole number >= 1, found 1.5"),  # was taken for 2
+        ((1,), "3", "draws must be a whole number >= 1, found '3'"),
+    ],
+)
+def test_what_is_no_number_of_examples_or_draws_is_refused(shots, draws, told):
+    with pytest.raises(InvalidArgument, match=told):
+        shot_curve(None, shots, draws=draws)
 
 
 def test_all_examples_of_a_class_are_drawn_equally_often():
@@ -70,5 +86,5 @@ def test_a_new_client_adapts_as_if_it_had_no_other_examples(six_clients, short_e
             opened.algorithm, fewer, loop.server_state(), epochs=3, seed=opened.config.seed, round_num=3
         )
         np.testing.assert_allclose(curve.score[1, 1], found.score[:, -1], atol=1e-6)
-        with pytest.raises(ValueError, match="shots and draws must be numbers >= 1"):
+        with pytest.raises(ValueError, match="shots must be numbers of examples >= 1"):
             shot_curve(opened, ())

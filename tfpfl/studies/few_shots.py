@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfpfl.checks import InvalidArgument
+from tfpfl.checks import InvalidArgument, check_listed, check_whole_number
 from tfpfl.data.kinds import ACCURACY, ScoreName
 from tfpfl.data.randomness import Stream, generator
 from tfpfl.runs import statistics
@@ -70,11 +70,16 @@ def shot_curve(run, shots: Sequence[int] = SHOTS, *, draws: int = 3, epochs: int
         **how: `protocol`, `split`, `eta` and `batch_size` of `adapt_new_clients`.
 
     Raises:
-        InvalidArgument: as in `adapt_new_clients`; `shots` is empty or has a number below 1; `draws` is below 1.
+        InvalidArgument: as in `adapt_new_clients`; `shots` is no list, or empty; one of them, or `draws`, is no whole
+            number >= 1.
         CannotAdapt: the method cannot adapt.
     """
-    if not len(shots) or min(shots) < 1 or draws < 1:
-        raise InvalidArgument(f"shots and draws must be numbers >= 1, found {list(shots)} and {draws}")
+    check_listed("shots", shots, "[1, 5, 20]")
+    if not (shots := list(shots)):
+        raise InvalidArgument("shots must be numbers of examples >= 1, such as [1, 5, 20]; found none")
+    for number in shots:
+        check_whole_number(1, shots=number)
+    check_whole_number(1, draws=draws)
     found = {}
     counts = {}
     for k in shots:
