@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from helpers import small_runs as runs
+from tfpfl.checks import InvalidArgument
 from tfpfl.runs.config import RunError
 from tfpfl.runs.protocols import EV_ALL, EV_LOCAL
 from tfpfl.runs.run import Run
@@ -59,6 +60,23 @@ def test_a_run_is_read_while_it_is_written(tmp_path, federation):
         run.training().run(5)
         assert Record.read(tmp_path / "run").rounds == 5
         assert record.rounds == 3
+
+
+def of_matrices(folder) -> Record:
+    """A record of four rounds with matrices in rounds 2 and 4."""
+    rows = [{"round": t} for t in (1, 2, 3, 4)]
+    with RunStore(folder / "state.sqlite") as store:
+        for row in rows:
+            t = row["round"]
+            store.commit_round(t, np.zeros(1), {}, row, matrices={"A": t * np.eye(2)} if t % 2 == 0 else {})
+    return Record(folder, runs.config(), rows, [], {})
+
+
+def test_matrices_of_a_round_that_has_none_are_refused_as_a_run_does(tmp_path):
+    record = of_matrices(tmp_path)
+    assert record.matrices(2)["A"][0, 0] == 2 and record.matrices()["A"][0, 0] == 4
+    with pytest.raises(InvalidArgument, match="matrices are saved in evaluated rounds: 2, 4; not 3"):
+        record.matrices(3)
 
 
 def test_reading_changes_nothing_and_needs_a_store(a_run, tmp_path):

@@ -269,9 +269,17 @@ class Record:
             return store.matrix_rounds()
 
     def matrices(self, round_num: int | None = None) -> dict[str, np.ndarray]:
-        """{name: float [I, I]}: how much client i takes from client j, after a round; default: the last one saved."""
+        """{name: float [I, I]}: how much client i takes from client j, after a round; default: the last one saved.
+
+        Raises:
+            InvalidArgument: the run has matrices, but not of this round.
+        """
         rounds = self.matrix_rounds
         if not rounds:
             return {}
+        if round_num is not None and round_num not in rounds:
+            raise InvalidArgument(
+                f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}"
+            )
         with RunStore(self.folder / "state.sqlite", read_only=True) as store:
             return store.matrices(rounds[-1] if round_num is None else round_num)
