@@ -79,6 +79,11 @@ def test_matrices_of_a_round_that_has_none_are_refused_as_a_run_does(tmp_path):
         record.matrices(3)
 
 
+def test_matrices_are_those_of_a_records_rounds(tmp_path):
+    record = of_matrices(tmp_path).until(3)
+    assert record.matrix_rounds == [2] and record.matrices()["A"][0, 0] == 2
+
+
 def test_reading_changes_nothing_and_needs_a_store(a_run, tmp_path):
     before = runs.saved(a_run)
     Record.read(a_run)

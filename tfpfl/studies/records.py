@@ -266,7 +266,7 @@ class Record:
     def matrix_rounds(self) -> list[int]:
         """The rounds after which the algorithm's matrices were saved; [] if it has no matrices."""
         with RunStore(self.folder / "state.sqlite", read_only=True) as store:
-            return store.matrix_rounds()
+            return [t for t in store.matrix_rounds() if t <= self.rounds]  # the run may go on, or see `until`
 
     def matrices(self, round_num: int | None = None) -> dict[str, np.ndarray]:
         """{name: float [I, I]}: how much client i takes from client j, after a round; default: the last one saved.
