@@ -120,7 +120,7 @@ def csv_columns(
                     blocks[name].append(np.array(texts, object) if name in as_text else _parsed(texts))
     except FileNotFoundError:
         raise InvalidArgument(f"there is no file {path}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidArgument(f"{path} cannot be read as CSV in UTF-8: {error}") from error
     return {name: _joined(parts) for name, parts in blocks.items()}
 
