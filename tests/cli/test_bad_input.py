@@ -153,6 +153,8 @@ def nan(x):
             r"examples must be finite as float32, whose largest number is .*: 8 are not",
         ),
         ({b"a": (X, Y), "a": (X, Y)}, "the clients b'a' and 'a' would have one name, 'a': give them different ids"),
+        ({"a": (X, Y), None: (X, Y)}, "the id of a client is None, so that it is missing"),
+        ({"a": (X, Y), np.float64("nan"): (X, Y)}, "the id of a client is nan, so that it is missing"),
         ({1: (X, Y), "1": (X, Y)}, "the clients 1 and '1' would have one name, '1': give them different ids"),
         ({"a": (X, Y), "b": (X, Y + 2_000_000_000)}, "labels go up to 2000000001, which would make .* at most 1000000"),
     ],

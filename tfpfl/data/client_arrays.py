@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_listed, check_numbers, warn_user
-from tfpfl.data.arrays import as_array, as_text, check_same_columns, say_alike
+from tfpfl.data.arrays import as_array, as_text, check_same_columns, is_missing, plain, say_alike
 from tfpfl.data.layout import (
     checked_examples,
     entry,
@@ -323,10 +323,16 @@ def names_of(data: dict) -> list[str]:
         data: from `client_arrays`.
 
     Raises:
-        InvalidArgument: two ids have the same text, such as 1 and '1'; or bytes are no text in UTF-8.
+        InvalidArgument: an id is missing, such as None or NaN; two ids have the same text, such as 1 and '1'; or bytes
+            are no text in UTF-8.
     """
     ids: dict[str, Any] = {}
     for client in data:
+        if not isinstance(client, str | bytes) and is_missing(client):
+            raise InvalidArgument(
+                f"the id of a client is {plain(client)!r}, so that it is missing: its examples may be of many people. "
+                "Give this client an id, or leave it out"
+            )
         name = as_text(client, f"the id of client {client!r}")
         if name in ids:
             raise InvalidArgument(
