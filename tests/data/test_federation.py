@@ -196,6 +196,22 @@ def test_validation_is_cut_from_train_by_client_and_spread_over_classes(tmp_path
             assert abs(np.sum(np.array(cut) % 5 == c) - n / 5) <= 1
 
 
+def test_fractions_of_float32_are_the_numbers_that_were_written(tmp_path):
+    """As a float64, np.float32(0.7) is below 0.7, so that of ten examples six would be cut, and seven with NumPy 2."""
+    x, y = np.arange(20.0)[:, None], np.zeros(20, np.int32)
+    source = Source.from_arrays(x, y, x[:2], y[:2])
+
+    def hashes(number):
+        clients = Federation.from_clients([(x, y)], test_fraction=number(0.7), validation=number(0.3), out=folder())
+        built = Federation.build(source, "iid", clients=2, validation=number(0.7), out=folder())
+        drawn = {"alpha": number(10.3), "test_fraction": number(0.7), "min_samples": 10}
+        dealt = Federation.build(source, "dirichlet", clients=2, validation=0, **drawn, out=folder())
+        return clients.hash, built.hash, dealt.hash
+
+    folder = partial(next, (tmp_path / str(i) for i in range(9)))
+    assert hashes(np.float32) == hashes(float)
+
+
 def test_a_partitioner_of_the_user_makes_as_many_clients_as_are_asked_for(tmp_path):
     two = lambda labels, n, seed: Partition([np.arange(60), np.arange(60, 300)], [np.arange(50), np.arange(50, 100)])  # noqa: E731
     with pytest.raises(InvalidArgument, match="makes 2 clients, and 3 were asked for.*leave clients out"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_type, unknown, warn_user
-from tfpfl.data.arrays import plain
+from tfpfl.data.arrays import as_written, plain
 from tfpfl.data.manifest import plain_values
 from tfpfl.data.partitioners import PARTITIONERS, Labels, Partition
 from tfpfl.data.source import Source
@@ -50,9 +50,11 @@ def build_federation(
     else:
         share_out = partitioner
         name = getattr(partitioner, "__name__", type(partitioner).__name__)
+    validation = as_written(validation)
     defaults = getattr(share_out, "__kwdefaults__", None) or {}  # recorded too: a later version may have others
     if isinstance(partitioner, str):
         _check_arguments(name, defaults, partition_args)
+        partition_args = {argument: as_written(value) for argument, value in partition_args.items()}
     y = np.concatenate([source.y_train, source.y_test])
     kinds = y if source.targets is None else strata(y, source.targets)
     n = len(source.y_train)

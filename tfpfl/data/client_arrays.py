@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfpfl.checks import InvalidArgument, check_listed, check_numbers, warn_user
-from tfpfl.data.arrays import as_array, as_text, check_same_columns, is_missing, plain, say_alike
+from tfpfl.data.arrays import as_array, as_text, as_written, check_same_columns, is_missing, plain, say_alike
 from tfpfl.data.layout import (
     checked_examples,
     entry,
@@ -52,6 +52,7 @@ def write_clients(
     folder = absent(out)
     check_seed(seed)
     check_sort(targets)
+    validation, test_fraction = as_written(validation), as_written(test_fraction)
     for fraction, what in ((validation, "validation"), (test_fraction, "test_fraction")):
         check_numbers(**{what: fraction})
         if not 0 <= fraction < 1:
