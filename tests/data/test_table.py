@@ -495,6 +495,7 @@ def test_clients_that_are_whole_numbers_are_sorted_as_numbers(tmp_path):
             ([-10, -9, 3], ["-10", "-9", "3"]),
             ([0.5, 2.0, 10.0], ["0.5", "10.0", "2.0"]),
             (["007", "9", "10"], ["007", "9", "10"]),
+            ([1.0, "1", 2.0], ["1", "2"]),  # of two tables in one, of which one had a gap
         ]
     ):
         table = rows() | {"user": given * 8}

@@ -182,10 +182,13 @@ def _client_names(name: str, values: np.ndarray) -> np.ndarray:
             )
         if (values == np.rint(values)).all():
             values = values.astype(np.int64)
+    elif values.dtype == object:  # two tables in one may have 1.0 beside '1'
+        whole = [int(v) if isinstance(v, float) and v.is_integer() and abs(v) < 2**53 else v for v in values]
+        return _texts(name, whole)
     return _texts(name, values)
 
 
-def _texts(name: str, values: np.ndarray) -> np.ndarray:
+def _texts(name: str, values: Iterable[Any]) -> np.ndarray:
     texts = (as_text(value, f"column {name!r}: row {i}") for i, value in enumerate(values, 1))
     return np.array(without_nul(texts, f"column {name!r}"))
 
