@@ -122,6 +122,12 @@ def test_a_target_that_is_none_is_refused_with_client_and_example(tmp_path, sort
     bad[7, 1] = wrong
     with pytest.raises(InvalidArgument, match=message):
         Federation.from_clients({"ann": (X, y), "bob": (X, bad)}, targets=sort, out=tmp_path / "f")
+
+
+def test_the_smallest_integer_is_too_large_a_target(tmp_path):
+    """It is what pandas makes of a missing date as int64, and has no absolute value as an int64."""
+    with pytest.raises(InvalidArgument, match=r"targets are at most 1e\+15, .* found 9\.22e\+18"):
+        Federation.from_clients([(X, np.full(12, -(2**63)))], targets="real", out=tmp_path / "f")
     assert not (tmp_path / "f").exists()
 
 

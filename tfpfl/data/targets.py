@@ -101,10 +101,10 @@ def as_targets(y: ArrayLike, sort: str, what: str, row: str = "number {}", first
         )
     y = y.reshape(len(y), -1) if len(y) else np.zeros((0, *(y.shape[1:] or (1,))))
     check_values(y, sort, what, row, first)
-    if len(y) and np.abs(y).max() > LARGEST:
+    most = max(-float(y.min()), float(y.max())) if len(y) else 0.0  # the smallest int64 has no np.abs
+    if most > LARGEST:
         raise InvalidArgument(
-            f"{what} targets are at most {LARGEST:g}, because float32 overflows; found {np.abs(y).max():.3g}: take a "
-            "larger unit"
+            f"{what} targets are at most {LARGEST:g}, because float32 overflows; found {most:.3g}: take a larger unit"
         )
     stored = y.astype(np.float32)
     if len(y) and (bad := coarse(y)).any():
