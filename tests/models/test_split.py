@@ -99,8 +99,10 @@ def test_features_in_chunks_also_of_no_examples(chunk):
     model = SplitModel(backbone())
     for n in (0, 1, 7):
         x = tf.constant(np.random.default_rng(0).standard_normal((n, 4)))
-        found = tf.function(model.features_in_chunks)(model.theta(), x, chunk)
-        assert distance(found, model.features(model.theta(), x)) < 1e-12
+        for features in (tf.function(model.features_in_chunks), model.features_in_chunks):
+            found = features(model.theta(), x, chunk)
+            assert found.shape == (n, model.num_features)
+            assert distance(found, model.features(model.theta(), x)) < 1e-12
 
 
 def test_frozen_weights_are_not_part_of_theta():

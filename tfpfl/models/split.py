@@ -366,7 +366,7 @@ class SplitModel(Normalized):
 
     def features_in_chunks(self, theta: tuple, x: Tensor, chunk: Tensor | None = CHUNK) -> Tensor:
         """The same as `features`, but for `chunk` examples at a time, to bound the memory; None: all at once."""
-        if chunk is None:
+        if chunk is None or (tf.executing_eagerly() and not int(tree.num_rows(x))):  # eagerly, `concat` needs a part
             return self.features(theta, x)
         num_examples, now = tree.num_rows(x), passes.current()
         # `vectorized_map` knows no array that grows, and concatenates only parts of one size.
