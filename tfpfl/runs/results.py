@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpfl.checks import InvalidArgument
 from tfpfl.data.client_names import number_and_name
 from tfpfl.data.federation import Federation
 from tfpfl.data.kinds import ACCURACY, ScoreName
@@ -16,6 +17,7 @@ from tfpfl.data.population import Population
 from tfpfl.runs import protocols
 from tfpfl.runs.files import write_csv
 from tfpfl.runs.secure import clipped_unasked
+from tfpfl.runs.store import RunStore
 
 
 def write_history(path: Path, history: Sequence[Mapping[str, Any]], federation: Federation) -> None:
@@ -154,3 +156,19 @@ def json_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """
     inner = {k: json_row(v) if isinstance(v, Mapping) else v for k, v in row.items() if k != "metrics" or v}
     return {k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in inner.items()}
+
+
+def matrices_after(store: RunStore, rounds: Sequence[int], round_num: int | None) -> dict[str, np.ndarray]:
+    """The matrices after one of the rounds that have some: {name: [I, I]}; {} if none has.
+
+    Args:
+        store: the run's store.
+        rounds: the rounds, ascending, as `RunStore.matrix_rounds` gives them.
+        round_num: one of them; None: the last one.
+
+    Raises:
+        InvalidArgument: it is none of them.
+    """
+    if round_num is not None and rounds and round_num not in rounds:
+        raise InvalidArgument(f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}")
+    return store.matrices(rounds[-1] if round_num is None else round_num) if rounds else {}

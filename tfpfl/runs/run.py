@@ -29,7 +29,7 @@ import numpy as np
 from tfpfl.algorithms.parts.schedules import say_if_at_0
 from tfpfl.algorithms.transforms.schedule import check_follows
 from tfpfl.algorithms.transforms.secure import quorum
-from tfpfl.checks import InvalidArgument, Unavailable, check_type, warn_user
+from tfpfl.checks import Unavailable, check_type, warn_user
 from tfpfl.data import Federation
 from tfpfl.data.places import is_places
 from tfpfl.engines.engine import check_engine
@@ -52,7 +52,15 @@ from tfpfl.runs.metrics import known_metrics
 from tfpfl.runs.needs import agreeing, check_needs, check_patience, warn_of_model, warn_of_small_rounds
 from tfpfl.runs.privacy import Privacy
 from tfpfl.runs.recipe import Recipe
-from tfpfl.runs.results import json_row, summary_after, totals, warnings_of, write_clients, write_history
+from tfpfl.runs.results import (
+    json_row,
+    matrices_after,
+    summary_after,
+    totals,
+    warnings_of,
+    write_clients,
+    write_history,
+)
 from tfpfl.runs.store import OtherRun, RunStore, StoreError
 from tfpfl.runs.store_content import check_of_run
 from tfpfl.runs.training import DivergedError, Training
@@ -355,12 +363,7 @@ class Run:
         Raises:
             InvalidArgument: the run has matrices, but not of this round.
         """
-        rounds = self.store.matrix_rounds()
-        if round_num is not None and rounds and round_num not in rounds:
-            raise InvalidArgument(
-                f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}"
-            )
-        return self.store.matrices(rounds[-1] if round_num is None else round_num) if rounds else {}
+        return matrices_after(self.store, self.store.matrix_rounds(), round_num)
 
     def client_model(self, client: int | str, *, inputs: str = "raw", outputs: str = "probabilities") -> ClientModel:
         """One client's model as `keras_model` makes it, with the client's class names and what else a user must know.

@@ -17,7 +17,7 @@ from tfpfl.data.kinds import ScoreName
 from tfpfl.runs import participation, protocols
 from tfpfl.runs.config import RunConfig, RunError, read_config
 from tfpfl.runs.protocols import EV_ALL, Protocol, Result, Score
-from tfpfl.runs.results import seconds_per_round, visits_of
+from tfpfl.runs.results import matrices_after, seconds_per_round, visits_of
 from tfpfl.runs.store import OtherRun, RunStore
 from tfpfl.runs.store_content import check_of_run
 
@@ -275,11 +275,5 @@ class Record:
             InvalidArgument: the run has matrices, but not of this round.
         """
         rounds = self.matrix_rounds
-        if not rounds:
-            return {}
-        if round_num is not None and round_num not in rounds:
-            raise InvalidArgument(
-                f"matrices are saved in evaluated rounds: {', '.join(map(str, rounds))}; not {round_num}"
-            )
         with RunStore(self.folder / "state.sqlite", read_only=True) as store:
-            return store.matrices(rounds[-1] if round_num is None else round_num)
+            return matrices_after(store, rounds, round_num)
