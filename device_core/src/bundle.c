@@ -51,8 +51,7 @@ static int open_file(const char *path, struct stat *about, int *status, char *er
     return -1;
 }
 
-/* Reads until there is no more, or no more room. -1: an error. */
-static ssize_t read_most(int file, void *to, size_t bytes) {
+ssize_t read_most(int file, void *to, size_t bytes) {
     size_t done = 0;
     while (done < bytes) {
         ssize_t part = read(file, (char *)to + done, bytes - done);

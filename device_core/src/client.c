@@ -1,13 +1,11 @@
 /* One client on a device: tflite_export/device/client.py in C, with the program of fixed shapes. */
 #include "client.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define PROGRAM "program_static.tflite"
 #define TRUNK "trunk_static.tflite"
@@ -36,12 +34,13 @@ static int load_first_head(tfpfl_client *client) {
     char *path = NULL;
     int status = check_folder_of_state(client);
     if (status != 0) return status;
-    if (client->state != NULL) remove_leftovers(client->state);  /* there are heads in them */
-    bool saved = client->state != NULL && access(client->state, F_OK) == 0;
-    if (client->state != NULL && !saved && errno != ENOENT) return system_error(client->error, client->state);
-    status = saved ? 0 : bundle_path(&client->bundle, "head.bin", &path, client->error);
-    const char *from = saved ? client->state : path;
-    if (status == 0 && saved) status = know_file(from, &client->known, client->error);
+    if (client->state != NULL) {
+        remove_leftovers(client->state);  /* there are heads in them */
+        status = know_file(client->state, &client->known, client->error);
+        if (status != 0) return status;
+    }
+    if (!client->known.there) status = bundle_path(&client->bundle, "head.bin", &path, client->error);
+    const char *from = client->known.there ? client->state : path;
     if (status == 0)
         status = load_head(from, model->num_features, model->num_classes, &client->bundle.manifest, &client->head,
                            client->error);

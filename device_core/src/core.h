@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "tfpfl_device.h"
 
@@ -107,6 +108,7 @@ void bundle_free(struct bundle *bundle);
 int bundle_path(const struct bundle *bundle, const char *name, char **path, char *error);
 int bundle_theta(const struct bundle *bundle, float **theta, char *error);
 char *join(const char *folder, const char *name);
+ssize_t read_most(int file, void *to, size_t bytes); /* until there is no more, or no more room; -1: an error */
 int read_whole(int file, void *to, size_t bytes); /* 0 if exactly so many bytes could be read */
 
 /* ---- files.c */

@@ -176,8 +176,7 @@ int know_file(const char *path, struct known *known, char *error) {
     int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (file < 0) return errno == ENOENT ? 0 : system_error(error, path);
     sha256_start(&hash);
-    while ((part = read(file, block, BLOCK)) > 0 || (part < 0 && errno == EINTR))
-        if (part > 0) sha256_add(&hash, block, (size_t)part);
+    while ((part = read_most(file, block, BLOCK)) > 0) sha256_add(&hash, block, (size_t)part);
     int status = part < 0 ? system_error(error, path) : 0;
     close(file);
     sha256_end(&hash, known->digest);
