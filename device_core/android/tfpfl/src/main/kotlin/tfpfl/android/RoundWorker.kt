@@ -114,7 +114,7 @@ class RoundWorker(context: Context, parameters: WorkerParameters) : Worker(conte
         val update = pending.update
         val delivery = Delivery(pending.round, update.payload, update.numExamples, update.loss)
         val taken = reached { app.roundServer.deliver(delivery) }
-        val before = contentOf(app.keptTheta)
+        val before = if (taken) contentOf(app.keptTheta) else null
         try {
             if (taken) {
                 // Theta first: a process that is killed between the two would leave a head without its theta.
