@@ -274,6 +274,7 @@ class Record:
         Raises:
             InvalidArgument: the run has matrices, but not of this round.
         """
-        rounds = self.matrix_rounds
+        if not (rounds := self.matrix_rounds):
+            return {}
         with RunStore(self.folder / "state.sqlite", read_only=True) as store:
             return matrices_after(store, rounds, round_num)
