@@ -65,6 +65,32 @@ def test_predicted_counts_are_finite_also_where_examples_are_much_smaller_than_t
     assert not several or values["x"][:, 4:].max() > 1  # tokens stay as they were drawn
 
 
+@pytest.mark.parametrize("unit", [0, 3])
+def test_a_unit_that_rounding_may_put_on_the_other_side_of_its_kink_is_in_the_bound(unit, tmp_path):
+    """No draw that moves weights in their last digit crosses the kink; a runtime may, which rounds in another order."""
+    model = network()
+    personal = personal_model((model, model.initial_theta, head(3)), None)
+    assert write_check(tmp_path, *personal.weights, personal)["l2_relative"] == 1e-5
+    x = np.load(tmp_path / "check.npz")["x"]
+    kernel, bias = (np.array(w, np.float64) for w in model.initial_theta)
+    z = x[8].astype(np.float64) @ kernel[:, unit]
+
+    def away(digits):
+        moved = bias.copy()
+        moved[unit] = -z + digits * 1.2e-7 * abs(z)
+        return kernel.astype("f"), moved.astype("f")
+
+    def found(theta):
+        bounds = write_check(tmp_path, theta, personal.weights[1], personal)
+        return bounds, np.load(tmp_path / "check.npz")["joint_gradient.dtheta"]
+
+    bounds, on = found(away(2))
+    _, off = found(away(-2))
+    jump = np.linalg.norm(on - off) / np.linalg.norm(on)
+    assert bounds["max_relative"] is None and 1e-4 < jump < bounds["l2_relative"] < 3 * jump + 1e-3
+    assert found(away(300))[0] == {"max_relative": 1e-5, "l2_relative": 1e-5}
+
+
 def test_numbers_that_overflow_in_tensorflow_are_told_as_such(tmp_path):
     model = network(keras.layers.Rescaling(1e30))
     personal = personal_model((model, model.initial_theta, Head(np.full((16, 2), 1e30, "f"), np.zeros(2, "f"))), None)

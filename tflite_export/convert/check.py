@@ -30,6 +30,7 @@ EXAMPLES = 12
 STEPS = 50
 EXACT = 1e-5
 DRAWS = 5  # of weights that move in their last digit: whether a unit crosses its kink differs from one to the next
+NEAR, NEAR_DRAWS = 10, 8  # last digits, and draws, in which a unit near its kink is looked for
 BETA, RATE = 0.01, 0.1
 MOST = 1e4  # of a predicted count
 FAR = {"float16": 0.1, "dynamic int8": 0.5, "full int8": 0.5}  # relative L2 errors that are no rounding any more
@@ -65,7 +66,13 @@ def write_check(folder, theta, head, personal) -> dict:
     for draw in range(DRAWS):
         other_theta, other_frozen, other_head = (_in_the_last_digit(w, draw) for w in (theta, frozen, head))
         moved.append(_answers(personal, other_theta, other_frozen, other_head, inputs))
-    return _bounds(model, found, moved, _in_double(personal, head, found["features.phi"], inputs))
+    further = []
+    if personal.rounds:
+        further = [
+            _gradients(personal, _in_the_last_digit(theta, draw, NEAR), head, inputs, found)
+            for draw in range(NEAR_DRAWS)
+        ]
+    return _bounds(model, found, moved, further, _in_double(personal, head, found["features.phi"], inputs))
 
 
 def _moderate(personal, theta, head, x) -> np.ndarray:
@@ -200,6 +207,17 @@ def _answers(personal, theta, frozen, head, inputs) -> dict:
     return values
 
 
+def _gradients(personal, theta, head, inputs, found) -> dict:
+    """The gradients of these weights theta, at the head before its steps and after them, as in `_answers`."""
+    kind, x = personal.model.kind, inputs["x"]
+    targets = kind.targets(inputs[Kind(kind.text).input], len(inputs["bias"]), tf.float32)
+    heads_at = {"joint_gradient": head, "round": Head(found["personalize.kernel"], found["personalize.bias"])}
+    theta, heads_at = tf.nest.map_structure(tf.constant, (tuple(theta), heads_at))
+    return {
+        f"{name}.dtheta": gradient(personal.model, theta, Head(*at), x, targets)[1] for name, at in heads_at.items()
+    }
+
+
 def _in_double(personal, head, phi, inputs) -> dict:
     """What the steps on the head give in double precision, from the same features."""
     kind, phi, k = personal.model.kind, tf.cast(phi, tf.float64), len(inputs["bias"])
@@ -217,12 +235,19 @@ def _in_double(personal, head, phi, inputs) -> dict:
     return values | {"personalize.loss": loss, "round.kernel": stepped[0], "round.bias": stepped[1]}
 
 
-def _bounds(model, found, moved, double) -> dict:
+def _bounds(model, found, moved, further, double) -> dict:
     """How exact a device must be: to 1e-5, or to three times of what rounding makes of it in TensorFlow itself.
 
     That is by how much a result moves with weights that move in their last digit, or by how much it is off from double
     precision. In a deep network rounding grows from layer to layer, and in a bias that is nearly 0 from step to step: a
     runtime that sums in another order is no more exact.
+
+    Args:
+        model: the network.
+        found: {'signature.output': value}.
+        moved: the same for weights that move in their last digit, for each draw.
+        further: the gradients of theta alone for weights that move NEAR times as far, for each draw.
+        double: what was computed in double precision.
     """
     outputs, least = {}, smallest(model.kind.label.is_classes, len(found["head_step.bias"]))
     for name, value in found.items():
@@ -232,10 +257,14 @@ def _bounds(model, found, moved, double) -> dict:
             outputs[name] = round(3 * unsure, 8)
     own = {"outputs": outputs} if outputs else {}
     least = least if least == 1 else 1e-30
-    # A head of zeros has no gradient of theta before its first step.
-    gradients = (name for name in ("joint_gradient.dtheta", "round.dtheta") if name in found and np.any(found[name]))
-    name = next(gradients, None)
-    unsure = max(_apart(other[name], found[name], least)[1] for other in moved) if name else 0.0
+    unsure = 0.0
+    for name in (n for n in found if n.endswith(".dtheta") and np.any(found[n])):  # a head of zeros has no gradient
+        off = [_apart(other[name], found[name], least)[1] for other in moved]
+        jump = max(_apart(other[name], found[name], least)[1] for other in further)
+        # A gradient moves as far as the weights do, until a unit, such as a ReLU, crosses its kink: it jumps then. A
+        # kink so near is crossed by one runtime, and not by the next.
+        crossed = jump > 10 * NEAR * min(off)
+        unsure = max(unsure, *off, jump / 3 if crossed else 0.0)
     # In overlapping pooling windows, two pixels may differ by less than runtimes round: the gradient then goes to one
     # or to the other, and only a norm over all weights is comparable.
     overlapping = any(_overlaps(layer) for layer in getattr(model.backbone, "layers", ()))
@@ -252,12 +281,13 @@ def _apart(found, expected, least=1e-6) -> tuple[float, float]:
     return float(away[0]), float(away[1])
 
 
-def _in_the_last_digit(weights, draw) -> tuple:
-    """Weights that differ from these as rounding does."""
+def _in_the_last_digit(weights, draw, times=1) -> tuple:
+    """Weights that differ from these as rounding does, or so many times as far."""
     rng = np.random.default_rng(draw)
     tensors = [tf.constant(w) for w in weights]
     return tuple(
-        w * (1 + 1.2e-7 * rng.uniform(-1, 1, w.shape).astype(np.float32)) if w.dtype.is_floating else w for w in tensors
+        w * (1 + times * 1.2e-7 * rng.uniform(-1, 1, w.shape).astype(np.float32)) if w.dtype.is_floating else w
+        for w in tensors
     )
 
 
