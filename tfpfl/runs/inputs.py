@@ -59,10 +59,12 @@ def read_examples(path: str | Path, federation: Federation) -> Examples:
     }
     if kind not in KINDS:
         raise InvalidArgument(f"{path} cannot be read: examples are in files {', '.join(f'*{k}' for k in KINDS)}")
+    if not path.exists():
+        raise InvalidArgument(f"there is no file {path}")
     try:
         found = readers.get(kind, _picture)(path, federation)
     except (OSError, EOFError, ValueError, tf.errors.InvalidArgumentError) as error:
-        if isinstance(error, InvalidArgument | FileNotFoundError):
+        if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(f"{path} cannot be read as {kind}: {_first_line(error)}") from error
     x = _shaped(found.x, federation.example_shape, path)
