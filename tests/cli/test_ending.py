@@ -21,6 +21,10 @@ from tfpfl.runs import training
 
 MANY = ("--rounds", "1000000", "--evaluate-every", "0")
 SMALL = ("--algorithm", "fedavg", "--steps", "2", "--clients", "5", *MANY)
+NEEDS_TFF = pytest.mark.skipif(
+    find_spec("tensorflow_federated") is None,
+    reason="TensorFlow Federated is not installed (requirements.lock has it)",
+)
 
 
 def arguments(pid: int) -> str:
@@ -122,14 +126,12 @@ def test_sigterm_ends_a_run_and_says_how_to_continue(started, tmp_path):
 
 
 def engines():
-    slow, no_tff = pytest.mark.slow, find_spec("tensorflow_federated") is None
-    tff = [slow, pytest.mark.skipif(no_tff, reason="TensorFlow Federated is not installed (requirements.lock has it)")]
     ray = [
-        slow,
+        pytest.mark.slow,
         pytest.mark.table,
         pytest.mark.skipif(find_spec("ray") is None, reason="Ray, an extra, is not installed"),
     ]
-    return [pytest.param("tff", marks=tff), pytest.param("ray", marks=ray)]
+    return [pytest.param("tff", marks=[pytest.mark.slow, NEEDS_TFF]), pytest.param("ray", marks=ray)]
 
 
 @pytest.mark.parametrize("engine", engines())
@@ -204,12 +206,34 @@ def waiting():
         print("it waits now", flush=True)
         signal.pause()
 
+@main.command()
+def computing():
+    import time
+    import tensorflow as tf, tensorflow_federated as tff
+    from tfpfl.engines import temporary
+    from tfpfl.engines.tff.worker import use_local_worker
+
+    delete_all = temporary.delete_all
+    temporary.delete_all = lambda: (time.sleep(3), delete_all())  # time enough to miss a worker
+
+    def compute():
+        use_local_worker()
+        add = tff.tensorflow.computation(lambda x: x + 1, tf.int32)
+        add(1)
+        print("it waits now", flush=True)
+        while True:
+            add(1)
+
+    threading.Thread(target=compute).start()
+    with ending.resumable("tfpfl resume somewhere"):
+        signal.pause()
+
 main()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stuck", "writing", "waiting"])
+@pytest.mark.parametrize("name", ["stuck", "writing", "waiting", pytest.param("computing", marks=NEEDS_TFF)])
 def test_a_call_that_does_not_return(name, started):
     """Of the main thread, while a child process may write into a temporary folder, or of another thread."""
     command = started(name, program=("-c", STUCK)).until_it_says("it waits now")

@@ -24,7 +24,7 @@ class Ended(KeyboardInterrupt):
 
 
 _advice: list[str] = []  # how to continue, of each `resumable` block that is running
-_received: list[int] = []  # numbers of SIGTERM and SIGHUP, in the order in which they were acted upon
+_received: list[int] = []  # numbers of the signals that end the command, in the order in which they were acted upon
 _told: list[bool] = []  # not empty if the user was told that the command ends
 
 
@@ -49,6 +49,7 @@ def exit_of(end: KeyboardInterrupt, more: str = ".") -> click.exceptions.Exit:
     """Says that the command ends, and what `more` says; returns the exception with which it ends."""
     number = end.args[0] if isinstance(end, Ended) else signal.SIGINT
     _told.append(True)
+    _received.append(number)
     click.echo(f"\n{_how(number)}{more}", err=True)
     return click.exceptions.Exit(128 + number)
 
@@ -73,7 +74,7 @@ def end_with_signals() -> None:
 
 
 def exit_code() -> int | None:
-    """128 + the number of the first of these signals that came; None if none came."""
+    """128 + the number of the first signal that ends the command; None if none came."""
     return 128 + _received[0] if _received else None
 
 
@@ -94,8 +95,10 @@ def end_now() -> None:
     """Ends the process, which a signal has asked to end, without waiting for any thread.
 
     TensorFlow's threads may still compute the work of a cohort; Python's own end would wait for them, and nobody else
-    can end the process then. What asks for the end, such as `docker stop`, kills after ten seconds.
+    can end the process then. What asks for the end, such as `docker stop`, kills after ten seconds. And Ray may crash
+    if it is shut down while it has work.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not disturb the end
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody may be there any more to read it
             stream.flush()
@@ -110,24 +113,26 @@ def _end_now(number: int) -> None:
         with suppress(OSError):  # nobody may be there any more to read it
             sys.stderr.write(f"\n{_how(number)}{how}\n")
             sys.stderr.flush()
-    _kill_children()  # before the folders are deleted, because Ray's processes write into theirs until they end
+    children = _halted_children()  # else Ray's processes write into their folders until they end
     if temporary := sys.modules.get("tfpfl.engines.temporary"):  # otherwise there are no such folders
         temporary.delete_all()
+    # Last of all: when a thread that still computes sees that they have ended, Ray may crash this process, and TFF's
+    # work is begun again on a new worker.
+    for child in children:
+        with suppress(psutil.Error):
+            child.kill()
     os._exit(128 + number)
 
 
-def _kill_children() -> None:
-    """Kills the processes that this one has started, and those that they have started."""
+def _halted_children() -> set:
+    """Halts the processes that this one has started, and those that they have started; they can be killed then."""
     found: set = set()
     while new := set(psutil.Process().children(recursive=True)) - found:
         found |= new
         for child in new:
             with suppress(psutil.Error):
                 child.suspend()  # so that it starts no other one
-    for child in found:
-        with suppress(psutil.Error):
-            child.kill()
-    psutil.wait_procs(found, timeout=1)
+    return found
 
 
 def _how(number: int) -> str:

@@ -2,9 +2,8 @@
 
 The clients of a round are divided into shards, which depend on the number of clients alone. A shard is a Ray task. Any
 process of any node computes it as the local engine would, on one thread and in the order of the clients. It returns the
-clients' states and the sums of their contributions, which the coordinator adds in the order of the shards. So the
-number of nodes, which node computed which shard, and repetitions after a failure do not change a bit of the result, if
-all nodes have the same kind of processor.
+clients' states and the sums of their contributions, which the coordinator adds in the order of the shards. So neither
+the nodes nor repetitions after a failure change a bit of the result, if all nodes have the same kind of processor.
 """
 
 import atexit
@@ -172,10 +171,11 @@ class Tasks:
                 while yielded in done:
                     yield done.pop(yielded)
                     yielded += 1
-        finally:
+        except Exception:  # but no interruption: Ray may crash this process when it cancels a shard that just ends
             for task in waiting:
                 with suppress(Exception):
                     self._ray.cancel(task, force=True)
+            raise
 
     def _result(self, task, visits, seconds):
         errors = self._ray.exceptions
