@@ -289,6 +289,7 @@ def test_a_round_of_which_everybody_is_rejected_has_no_means(six_clients, short_
         ({"client_seconds": 1e300}, r"the virtual clock goes up to 1e\+30 seconds: seconds=1e\+300"),
         ({"client_seconds": 1.0, "client_seconds_spread": 1e300}, "let a client take inf seconds for one example"),
         ({"client_seconds": 1.0, "jitter": 20.0}, r"jitter=20 let a client take .*e\+61 seconds"),
+        ({"jitter": 1e3}, "seconds=0.*jitter=1000 let a client take inf seconds"),
         ({"client_seconds": 1.0, "round_deadline": 1e300}, r"deadline=1e\+300. Take smaller numbers"),
         ({"client_seconds": 1.0, "round_deadline": float("inf")}, "deadline=inf"),
         ({"joins": ("3",)}, "joins is written ROUND:ID,ID,..., such as 20:3,4; found '3'"),

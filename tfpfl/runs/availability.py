@@ -86,7 +86,8 @@ class Availability:
                 f"deadline={self.deadline}, seconds={self.seconds} (round_deadline and client_seconds of a run)"
             )
         with np.errstate(over="ignore"):
-            slowest = self.seconds * np.exp(np.float64(_FARTHEST) * (self.seconds_spread + self.jitter))
+            times = np.exp(np.float64(_FARTHEST) * (self.seconds_spread + self.jitter))
+        slowest = self.seconds * times if np.isfinite(times) else np.inf  # 0 times infinity is NaN
         if slowest > _MOST_SECONDS or (self.deadline or 0) > _MOST_SECONDS:
             raise InvalidArgument(
                 f"the virtual clock goes up to {_MOST_SECONDS:g} seconds: seconds={self.seconds:g}, seconds_spread="
